@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.reads import Reads
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.write_mode import move_versions, versions_of_lists
 from noclobber.observe.core.written import Written, tensors, written_by
 from noclobber.observe.describe import clobbers

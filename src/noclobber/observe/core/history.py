@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from operator import attrgetter
 from typing import Protocol
-from weakref import ref
 
 import torch
 
 from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import EVERYWHERE, LiveSaves
-from noclobber.observe.core import save_hooks
 from noclobber.observe.core.collector import MANY, leave_out
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.sites import Place
@@ -33,12 +32,14 @@ _MOST_VIEWS = 256
 """Storages of views that custom Functions returned: more are not remembered at a time."""
 
 
-class ForeignWriters(save_hooks.ForeignSaves, Protocol):
+class ForeignWriters(Protocol):
     """What watches saves whose memory foreign code may hold (exported_saves.py)."""
 
-    def writes(
-        self, handle: save_hooks.Handle, tensor: Tensor, backward: Backward, *, explained: bool
-    ) -> tuple[Write, ...]:
+    @property
+    def handed(self) -> Mapping[int, object]:
+        """The storages that foreign code may hold, by key; the same object for good, and empty most of the time."""
+
+    def writes(self, handle: Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
         """Return the writes that changed the bytes of a save that is being read."""
 
 
@@ -139,9 +140,7 @@ class Memory:
 
     def expect(self, reread: Witness) -> None:
         """Remember the writes to this memory as long as `reread` lives."""
-        self.rereads.unsorted.append(ref(reread))
-        if len(self.rereads.unsorted) > self.rereads.limit:
-            self.rereads.sweep()
+        self.rereads.add(reread)
 
     def returned_as_view(self, key: int, view: torch.Tensor) -> None:
         """Remember the writes to the memory of a view that a custom Function returned, while it is there."""

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import overlap
-from noclobber.observe.core import save_hooks, unread_saves
-from noclobber.observe.core.context import Context
+from noclobber.observe.core import handles, unread_saves
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, in_second_run, seen_at
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import torch_messages
@@ -184,15 +182,6 @@ def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clo
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None, stopped=True)
 
 
-def report(context: Context, found: list[Clobber]) -> None:
-    """Report reads that got other bytes. Raises ClobberError where noclobber stops writes or preserves bytes, and could
-    do neither."""
-    stopped = ClobberError(CHANGED) if context.strict and found else None
-    context.bus.tell(found, stopped)
-    if stopped is not None:
-        raise stopped
-
-
 class Later(NamedTuple):
     """A read whose fingerprint is still on its device: whether it differs, and what to call if so.
 
@@ -219,7 +208,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
         writes = writes_of(entries, current, known)
         explained = any(write.overlaps for write in writes)
         if tensor is not None and not any(write.via == "undeclared" for write in writes):
-            same_bytes = save_hooks.handle_of(tensor, -1, place, None)
+            same_bytes = handles.handle_of(tensor, -1, place, None)
             writes = _unseen(same_bytes, known, backward, memory, explained) or writes
         elif not explained:
             writes = (_window(place, known, backward),)

@@ -22,8 +22,8 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.custom_op_kernels import After
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Backward, record
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of

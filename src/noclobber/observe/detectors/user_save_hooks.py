@@ -16,12 +16,13 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Write
 from noclobber.model.tracebacks import without_own_frames
-from noclobber.observe.core import save_hooks, threads
+from noclobber.observe import policy
+from noclobber.observe.core import handles, save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.reads import read_by
 from noclobber.observe.core.records import here, moment, reading
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
@@ -232,8 +233,8 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
             kept.digest = fingerprint(tensor)
             context.contents.unread += kept.digest is None
     if context.keeping and not kept.is_copy and tensors:
-        kept.spare = save_hooks.handle_of(tensor, kept.node, place, kept.digest)
-        context.live.unsorted.append(ref(kept.spare))
+        kept.spare = handles.handle_of(tensor, kept.node, place, kept.digest)
+        context.live.add(kept.spare)
     context.thread.packed.append(ref(kept))
     context.thread.history.nodes.append(kept.node)
     context.thread.history.places.append(place)
@@ -253,8 +254,8 @@ def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.
         if (part.shape, part.dtype) == (tensor.shape, tensor.dtype) and stored_like(part) == stored_like(tensor):
             packed.original = fingerprint(tensor)
     if context.keeping:
-        packed.spare = save_hooks.handle_of(part, kept.node, kept.place, packed.digest)
-        context.live.unsorted.append(ref(packed.spare))
+        packed.spare = handles.handle_of(part, kept.node, kept.place, packed.digest)
+        context.live.add(packed.spare)
     return packed
 
 
@@ -323,7 +324,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
         clobber = make_clobber()
         if digest is not None or any(write.overlaps for write in clobber.writes):
             found.append(clobber)
-    clobbers.report(context, found)
+    policy.report(context, found)
 
 
 def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
@@ -355,7 +356,7 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     clobber = _clobber(context, kept, kept, tensor, node, current)()
     if digest is None and not any(write.overlaps for write in clobber.writes):
         return
-    clobbers.report(context, [clobber])
+    policy.report(context, [clobber])
 
 
 def _clobber(

@@ -57,7 +57,7 @@ def preserving(context: Context) -> Iterator[None]:
             yield
         return
     silent = _Silent(contents=context.contents is not None or not context.watching)
-    context.subscribe(silent)
+    context.parts.subscribe(silent)
     threads.enter(context)
     try:
         with listening(context):
@@ -65,6 +65,6 @@ def preserving(context: Context) -> Iterator[None]:
     finally:
         if not entered:
             threads.leave(context)
-        context.unsubscribe(silent)
+        context.parts.unsubscribe(silent)
     if silent.lost is not None:
         raise ClobberError(f"noclobber failed to keep what a checkpointed region needs: {silent.lost.why}")
