@@ -196,7 +196,7 @@ def made(
     node: int,
     place: Place | None,
     digest: Digest = None,
-    gone: Callable[[Kind], object] | None = None,
+    gone: Callable[[Any], object] | None = None,
 ) -> Kind:
     """Return a handle of a tensor as it is now. `gone` is called when the tensor dies."""
     handle = kind(tensor, gone)
