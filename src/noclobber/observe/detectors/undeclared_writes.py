@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Tensor, Write
 from noclobber.model.silent import Undeclared
 from noclobber.observe.core import custom_op_kernels
@@ -214,18 +213,8 @@ class Writers:
         return change(argument.digest, now, moved=moved, waits=True) is not Change.NO
 
     def backward_begins(self, call: Backward) -> End | None:
-        """Find gradients that will skip an undeclared write, and report them once the call has ended.
-
-        A call that stopped at an overwritten save counts too: the same write may have caused both. Returns what to call
-        at the end; None where there are no such gradients.
-        """
-        events = self._passed_by(call.outputs, call.inputs)
-
-        def ended(result: object, error: BaseException | None) -> None:
-            for event in events if error is None or isinstance(error, ClobberError) else ():
-                self._context.bus.notice(event)
-
-        return ended if events else None
+        """Return what reports, at the end of a call, the gradients that skip an undeclared write."""
+        return self._context.bus.at_end(self._passed_by(call.outputs, call.inputs))
 
     def _passed_by(self, outputs: Iterable[Any], inputs: Sequence[Any]) -> list[Undeclared]:
         """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.model.events import Read, Tensor, Write
+from noclobber.model.events import Tensor, Write
 from noclobber.model.silent import Untracked
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
@@ -374,9 +374,8 @@ class UntrackedWrites:
                 if unseen.is_first(passed):
                     self._begun.append(unseen.target)
                     return
-                call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
                 tensor = unseen.described() if leaf is None else clobbers.tensor_of(leaf)
-                read = Read(node, site_of(backward.place), call)
+                read = clobbers.read_of(backward, node)
                 arrived.append(Untracked(_write(unseen, tensor), unseen.how, tensor, read, unseen.source))
 
         return gradient_arrives

@@ -14,7 +14,7 @@ import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.model.events import Read, Save, Write
+from noclobber.model.events import Save, Write
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe import policy
 from noclobber.observe.core import handles, save_hooks, threads
@@ -383,6 +383,6 @@ def _clobber(
         writes = clobbers.writes_of(entries, current, known)
         if not any(write.overlaps for write in writes):
             writes = (Write("", via="foreign"),) if is_compared or not writes else writes
-        return Clobber(save, writes, Read(name, site_of(backward.place), clobbers.call_of(backward)), current)
+        return Clobber(save, writes, clobbers.read_of(backward, name), current)
 
     return clobber
