@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 
 from noclobber.model.forks import unlocked_in_child
-from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.backward_calls import ALWAYS, BackwardCalls
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
@@ -28,7 +27,6 @@ from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 from noclobber.observe.witness.digests import Contents, Digest, fingerprint
-from noclobber.observe.witness.layout import span_of
 
 State = TypeVar("State")
 After = Callable[[], object]
@@ -232,8 +230,8 @@ class Context:
         logged."""
         self.native: HotPath | None = None
         """The native part while it takes writes and saves; else None."""
-        self.live: LiveSaves[Handle] = LiveSaves(private.storage_key, span_of)
         self.memory = Memory()
+        self.live = self.memory.live
         self.thread = self.memory.thread
         self.calls = BackwardCalls()
         self.customs = CustomBackwards()

@@ -80,7 +80,7 @@ def leave(context: Context) -> None:
     finally:
         for one in (operators, mode):  # the last one entered first
             if one is not None:
-                one.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                one.__exit__(None, None, None)
     context.count_threads(-1)
     versions_preserved(context, -thread.preserving)
 
@@ -169,7 +169,7 @@ def renew_modes(context: Context) -> None:
         thread.operators = thread.operators or context.allocations[0].enter(context)
     elif thread.operators is not None:
         mode, thread.operators = thread.operators, None
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        mode.__exit__(None, None, None)
 
 
 def withdraw(context: Context, message: object) -> None:

@@ -33,7 +33,6 @@ def before(context: Context) -> Before:
 def _every(context: Context) -> Before:
     """Return it for `install`: it remembers every write that may move a version."""
     memory, without_storage = context.memory, context.bus.not_seen
-    memory.needed = lambda key: False
     frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.logged, memory.thread
     kinds = KINDS
 
@@ -73,7 +72,6 @@ def _to_saves(context: Context) -> Before:
     may have exported it (DLPack), and saved what lies on its memory in another storage.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
-    memory.needed = lambda key: bool(live.at(key)) or memory.is_reread(key)
     beside = live.beside
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.logged, memory.thread
     storage_key, plain = private.storage_key, torch.Tensor

@@ -27,7 +27,7 @@ from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
-from noclobber.observe.witness.digests import fingerprint, fingerprint_and_memory, fingerprint_at
+from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, change
 
@@ -58,13 +58,13 @@ class _Wrote(NamedTuple):
 class Input:
     """A tensor in the graph that a Function is given: its state before forward, and the writes to it in forward."""
 
-    __slots__ = ("digest", "key", "made", "memory", "tensor", "version", "writes")
+    __slots__ = ("digest", "key", "made", "tensor", "version", "writes")
 
     def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
         self.tensor, self.made = tensor, made
         self.version, self.key = tensor._version, private.storage_key(tensor)
         # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
-        self.digest, self.memory = fingerprint_and_memory(tensor) if contents and tensor.is_cpu else (None, None)
+        self.digest = fingerprint(tensor) if contents and tensor.is_cpu else None
         self.writes: list[_Wrote] = []
 
 
@@ -209,7 +209,7 @@ class Writers:
         moved = argument.tensor._version != argument.version
         if isinstance(argument, Beside) and moved:
             return False
-        now = None if argument.digest is None else fingerprint_at(argument.tensor, argument.memory)
+        now = None if argument.digest is None else fingerprint(argument.tensor)
         return change(argument.digest, now, moved=moved, waits=True) is not Change.NO
 
     def backward_begins(self, call: Backward) -> End | None:
