@@ -140,10 +140,10 @@ def theirs(ask: Callable[[], tuple[Pack, Unpack] | None]) -> tuple[Pack, Unpack]
     return _wrapping.get(pair[0], pair) if pair is not None and isinstance(pair[0], FunctionType) else pair
 
 
-def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
-    """Return hooks of noclobber's that call the hooks that the program pushed before this thread was watched."""
+def around(context: Context, pair: private.Pair) -> private.Pair:
+    """Return hooks of noclobber's that call a pair that the program pushed before this thread was watched."""
     context.python_in_backward = True
-    return _wrapped(context, context.core, *_wrapping.get(pack, (pack, unpack)))
+    return _wrapped(context, context.core, *_wrapping.get(pair[0], pair))
 
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
