@@ -198,11 +198,9 @@ def settle() -> None:
     context.bus.listeners = [*everyone]
     context.everywhere = any(one.everywhere for one in everyone)
     _keep(any(one.keeping for one in everyone))
-    accounts = [one.account for one in everyone if one.account is not None]
-    if bool(accounts) != bool(context.accounts):
-        context.accounts[:] = accounts
+    counted, context.accounts[:] = bool(context.accounts), [one.account for one in everyone if one.account is not None]
+    if bool(context.accounts) != counted:
         threads.renew_hooks(context)  # the native part takes no saves that anybody counts
-    context.accounts[:] = accounts
     context.allocations[:] = [one.allocations for one in everyone if one.allocations is not None]
     threads.renew_modes(context)
     stops = any(one.on_write == "raise" for one in everyone)
