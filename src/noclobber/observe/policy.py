@@ -19,7 +19,7 @@ from noclobber.observe.core import handles as saves
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.handles import Argument, Detached, Handle, OfView, Suspect, is_result
 from noclobber.observe.core.records import Backward, Record, here, reading
-from noclobber.observe.core.sites import caller
+from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.describe import clobbers, refusals, torch_messages
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import before_2_12, private
@@ -149,6 +149,22 @@ def _detached_by_number(context: Context, tensor: torch.Tensor) -> None:
         if isinstance(handle, Handle) and handle.node != number:
             handle.suspect = Suspect()
             handle.suspect.detached = Detached(None)
+
+
+def spare(context: Context, tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle | None:
+    """Return a handle of what a save keeps elsewhere, which gets the copy of the bytes; None where none are kept."""
+    if not context.keeping:
+        return None
+    handle = saves.handle_of(tensor, node, place, digest)
+    context.live.add(handle)
+    return handle
+
+
+def have_moved(context: Context, those: list[tuple[torch.Tensor, Handle]]) -> None:
+    """Let handles follow their tensors to other memory; not where bytes are preserved, which keeps the old."""
+    with private.plain():
+        for tensor, handle in those if not context.keeping else ():
+            saves.moved(handle, saves.alias_elsewhere(tensor, handle.alias), context.live)
 
 
 # -- reads -------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ import sys
 import torch
 
 from noclobber.model.tracebacks import without_own_frames
+from noclobber.observe import policy
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle, alias_elsewhere, compare, is_result, moved, note_base
+from noclobber.observe.core.handles import Handle, compare, is_result, note_base
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import caller
 from noclobber.observe.core.written import Written
@@ -41,7 +42,7 @@ def arm_assignments(context: Context, way: Way) -> None:
             without_own_frames(error)
             raise
         if those:
-            way.guarded(lambda: _have_moved(context, those))
+            way.guarded(lambda: policy.have_moved(context, those))
         if not way.on and context.watching:
             # This way of seeing has failed. Backward must still read what PyTorch alone would read.
             for handle in live.all():
@@ -59,7 +60,7 @@ def arm_swaps(context: Context, way: Way) -> None:
         those = way.guarded(lambda: [*_about_to_swap(context, one), *_about_to_swap(context, other)])
         swap(one, other)
         if those:
-            way.guarded(lambda: _have_moved(context, those))
+            way.guarded(lambda: policy.have_moved(context, those))
 
     way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
 
@@ -123,10 +124,3 @@ def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
     if live:
         context.meet(live, tensor, noted)
     return [(tensor, handle) for handle in live]
-
-
-def _have_moved(context: Context, those: list[Moved]) -> None:
-    """Let the handles follow their tensors to the new memory; not where bytes are preserved, which keeps the old."""
-    with private.plain():
-        for tensor, handle in those if not context.keeping else ():
-            moved(handle, alias_elsewhere(tensor, handle.alias), context.live)

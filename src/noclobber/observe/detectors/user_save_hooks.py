@@ -17,7 +17,7 @@ from noclobber.model.error import ClobberError
 from noclobber.model.events import Save, Write
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe import policy
-from noclobber.observe.core import handles, save_hooks, threads
+from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle
@@ -232,9 +232,8 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
         if context.contents is not None:
             kept.digest = fingerprint(tensor)
             context.contents.unread += kept.digest is None
-    if context.keeping and not kept.is_copy and tensors:
-        kept.spare = handles.handle_of(tensor, kept.node, place, kept.digest)
-        context.live.add(kept.spare)
+    if not kept.is_copy and tensors:
+        kept.spare = policy.spare(context, tensor, kept.node, place, kept.digest)
     context.thread.packed.append(ref(kept))
     context.thread.history.nodes.append(kept.node)
     context.thread.history.places.append(place)
@@ -247,15 +246,13 @@ def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.
     if key is None or key == kept.key or private.version_of(part) is None:
         return None
     packed = _Packed(key, part, where=geometry(part))
-    packed.original = packed.spare = None
+    packed.original = None
     context.memory.expect(packed)
     if context.contents is not None and part.device == tensor.device:
         packed.digest = fingerprint(part)
         if (part.shape, part.dtype) == (tensor.shape, tensor.dtype) and stored_like(part) == stored_like(tensor):
             packed.original = fingerprint(tensor)
-    if context.keeping:
-        packed.spare = handles.handle_of(part, kept.node, kept.place, packed.digest)
-        context.live.add(packed.spare)
+    packed.spare = policy.spare(context, part, kept.node, kept.place, packed.digest)
     return packed
 
 
