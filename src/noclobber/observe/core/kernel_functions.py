@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
-from noclobber.observe.core import late_fills, running_statistics
+from noclobber.observe.core import late_fills
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.core.written import Written, tensors
@@ -128,33 +127,6 @@ def filling(kernel: Kernel, written: Written) -> Kernel:
             filled = kwargs[name] if name in kwargs else args[position]
             late_fills.filled(_told[0], filled, node, last=len(written.arguments) == 1)
         return result
-
-    return call
-
-
-def overwriting(kernel: Kernel, written: Written) -> Kernel:
-    """Return a kernel that notes which running statistics its operator saves and overwrites."""
-    known = running_statistics.under_way
-
-    def call(*args: object, **kwargs: object) -> object:
-        told, thread = _told, get_ident()
-        if told is None or told[0].contents is None:
-            return kernel(*args, **kwargs)
-        outer = known.get(thread)
-        try:
-            known[thread] = running_statistics.unsaved(tensors(written, args, kwargs))
-        except Exception as failure:
-            told[0].core.fail(failure)
-        try:
-            return kernel(*args, **kwargs)
-        except RuntimeError as error:
-            without_own_frames(error)
-            raise
-        finally:
-            if outer is None:
-                known.pop(thread, None)
-            else:
-                known[thread] = outer
 
     return call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle, OfView, alias_of, of_view_outside, versioned
 from noclobber.observe.core.records import latest
-from noclobber.observe.core.running_statistics import STATISTIC, is_read_by_its_node, mark, under_way
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.torch_api import native_saves, private
 from noclobber.observe.torch_api.frames import passed_over
@@ -75,7 +75,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     next_node, frame_of, now = private.next_node, sys._getframe, latest
     at_save = contents.at_pack if contents is not None else None
     arming = context.armings
-    views_are_visited = gc.is_tracked(STATISTIC[0])  # else `leave_out` would write beside them
+    views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them
 
     def pack(tensor: torch.Tensor) -> Handle:
         try:
@@ -98,8 +98,6 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                         handle.shown = OUTSIDE
                 else:
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
-                if under_way:
-                    mark(handle)
             handle.node = node = next_node() - 1
             handle.moment = now[0]
             try:
@@ -167,8 +165,6 @@ def _comparing(context: Context, contents: Contents, read: Read) -> Unpack:
             is_same = alias._version == handle.version and handle.suspect is None
             # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
             if memory is None or memory is OUTSIDE or address(alias) != memory[1]:
-                if memory is STATISTIC and is_same and is_read_by_its_node(handle):
-                    return alias
                 digest_of_now = fingerprint if memory is OUTSIDE else at_read
                 digest = None if handle.digest is None or handle.kept is not None else digest_of_now(alias)
             else:

@@ -111,8 +111,6 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
         kernel = kernel_functions.writing(name, written)
         if written.fills is not None:
             kernel = kernel_functions.filling(kernel, written)
-        elif written.is_statistics:
-            kernel = kernel_functions.overwriting(kernel, written)
     elif makes_many_views(schema):
         kernel = kernel_functions.passing(private.overload(name), schema.name)
     elif name in NUMBERS_AS_TENSORS or schema.name in RECURRENT:
