@@ -112,7 +112,7 @@ def test_pytorch_is_left_as_it_was_found_after_an_error():
 
 
 def test_the_stand_in_mode_leaves_too(monkeypatch):
-    monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda: False)
+    monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda _: False)
     before = snapshot()
     with noclobber.watch() as seen:
         assert seen.report.coverage.writes == "dispatch mode"

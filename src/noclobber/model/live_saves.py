@@ -149,7 +149,7 @@ class LiveSaves(Generic[Handle]):
         self.by_storage: dict[int, _Storage[Handle]] = {}
         """The sorted part; a storage without an entry here, once sorted, has no live save."""
         self.unsorted: list[ref[Handle]] = []
-        """Append `weakref.ref(handle)` here, then call `sweep` once it is longer than `limit`."""
+        """What `add` appends to; then it calls `sweep` once this is longer than `limit`."""
         self.limit = FEWEST_BEFORE_SWEEP
         self.alive = 0
         """How many handles were alive at the last sweep."""
@@ -177,6 +177,12 @@ class LiveSaves(Generic[Handle]):
                 self._inside = None
                 if self.tell is not None:
                     self.tell(self.by_storage)
+
+    def add(self, handle: Handle) -> None:
+        """Take a handle up."""
+        self.unsorted.append(ref(handle))
+        if len(self.unsorted) > self.limit:
+            self.sweep()
 
     def sort(self) -> None:
         """File what was added since the last call under its storage."""
@@ -224,7 +230,7 @@ class LiveSaves(Generic[Handle]):
         storage = self._storage_of(alias)
         if self._storage_of(handle.alias) == storage and self._span_of(handle.alias) == self._span_of(alias):
             return
-        self.unsorted.append(ref(handle))  # first, so that other threads always find it
+        self.add(handle)  # first, so that other threads always find it
         if storage is not None:
             self._alone(self._remove, handle, storage, self._span_of(alias))
 

@@ -1,8 +1,8 @@
 """Everything that looks at a running PyTorch program; the only folder that imports torch. This page is its map.
 
-recorder        attaches all that watches, and takes it off: the list of ways of seeing
-subscription    who wants to see what: the first listener attaches, the last detaches
-write_policy    what happens to a write that meets live saves: it is noted, stopped, or the bytes are copied
+recorder        who listens, and all that watches for them: attached for the first, detached after the last
+subscription    what the folders above ask: to listen, what is covered, what an error is about
+policy          what happens about a changed save: it is noted and reported, the write is stopped, or the bytes are kept
 saved_bytes     counts the bytes that saves keep, for the ledger
 allocations     follows every operator, for hints: the memory of tensors over time, and who reads what last
 measured_peak   the peak of memory by PyTorch's allocators, with which `fix` checks a hint
@@ -20,18 +20,20 @@ fake/           a run without values: shapes, storages and versions, and stand-i
 preserve/       keeps the bytes that backward needs, before a write changes them
 gradient_trace/ the gradients that `fix` compares, and what the program keeps
 
-The way of a save. Autograd keeps a tensor and calls the pack hook of its thread (`core/save_hooks.hooks`). The hook
-makes a `Handle`: a weak reference with a detached alias, the version, the number of the node, the place, a fingerprint.
-The handle goes into the live table (`Context.live`), by its storage and there by its bytes, and autograd holds the
-handle. In backward, the unpack hook compares the version, and the fingerprint if contents are watched. If both are
-unchanged, it returns the alias. If not, `detectors/changed_saves.read` makes a Clobber
-(`describe/clobbers.clobber_of`), puts it on the bus, and raises what PyTorch would raise. A handle dies with its save,
-and leaves the table then.
+The way of a save. Autograd keeps a tensor and calls the pack hook of its thread (`pack` in `core/save_hooks`). The hook
+makes a `Handle` (`core/handles`): a weak reference with a detached alias (`alias_of`), the version, the number of the
+node, the place (`sites.place_of`), a fingerprint (`digests.shown`, `hash_of`). The handle goes into the live table
+(`Context.live`), by its storage and there by its bytes, autograd holds the handle, and the takers of saves are called
+(`Context.takers`). In backward, the unpack hook compares the version, and the fingerprint if contents are watched. If
+both are unchanged, it returns the alias. If not, it asks `policy.read`: a verdict (`_verdict`, `witness.change`), and
+what follows from it. Of a changed save a Clobber is made (`describe/clobbers.clobber_of`) and put on the bus
+(`Bus.tell`), and what PyTorch would raise is raised. A handle dies with its save, and leaves the table then.
 
 The way of a write. `core/write_kernels` gives each operator that writes in place a kernel on the spare dispatch key, as
-its schema asks (`core/written`). The kernel (`core/kernel_functions`) calls the sink
-(`core/write_log.writes_to_saves`). If saves are live whose bytes it may change, the write meets them (`Context.meet`,
-which is `write_policy.meet`); every save meets the first write to its storage, too. If a version counter leads to the
+its schema asks (`core/written`). The kernel (`core/kernel_functions`) calls the `before` of `core/write_log`. If saves
+are live whose bytes the write may change (`LiveSaves.meeting`), a `Record` is made (`records.record`) and the write
+meets them (`policy.meet`): it is noted, the bytes are copied (`copy_before_write.keep`), or it is stopped (`_stop`).
+Every save meets the first write to its storage, too. If a version counter leads to the
 write later, a `Record` in the history is enough (`core/history`). The first times that a line writes, it is asked all
 the same: if live saves are met, the names are noted under which the program holds the memory (`describe/holders`, with
 `describe/reachable`, which walks from variables through containers and objects), the module that is called, and the

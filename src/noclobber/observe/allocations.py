@@ -188,6 +188,12 @@ class Allocations:
                 self._out_of_place(context, func._schema.name, positions, args, result, frame)
             self.full = len(self.live) > MOST_EVENTS
 
+    def enter(self, context: Context) -> OperatorMode:
+        """Put a mode on this thread's mode stack, for all who follow operators, and return it."""
+        private.never_compile(OperatorMode.__torch_dispatch__)
+        mode: Any = OperatorMode(context)
+        return cast(OperatorMode, mode.__enter__())
+
     def unseen(self) -> list[str]:
         """Return in words what was not followed, or not as it is without noclobber."""
         words = [f"operators after the first {MOST_EVENTS:,} storages made and freed"] if self.full else []
@@ -484,10 +490,3 @@ def _caller(frame: FrameType) -> FrameType:
     while frame.f_back is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
         frame = frame.f_back
     return frame
-
-
-def enter(context: Context) -> OperatorMode:
-    """Put a mode on this thread's mode stack, and return it."""
-    private.never_compile(OperatorMode.__torch_dispatch__)
-    mode: Any = OperatorMode(context)
-    return cast(OperatorMode, mode.__enter__())

@@ -1,28 +1,31 @@
-"""Attaches everything that watches to this process, and detaches it. The list `SEEN` says what is attached."""
+"""The listeners, and all that watches for them: attached for the first, detached after the last. `SEEN` lists it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from noclobber.observe import allocations, saved_bytes, write_policy
+from noclobber.model.error import UnsupportedTorch
+from noclobber.observe import policy, saved_bytes
 from noclobber.observe.checkpoint import instrument
 from noclobber.observe.core import (
+    boundary,
     custom_backwards,
     custom_forwards,
     engine,
     interpose,
     kernel_functions,
-    late_fills,
     optimizer_steps,
     save_hooks,
     threads,
     write_kernels,
     write_log,
 )
+from noclobber.observe.core.backward_calls import ALWAYS
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.context import Account, Context, Operators
+from noclobber.observe.core.context import Context, Parts, Subscriber
 from noclobber.observe.describe import holders, refusals
 from noclobber.observe.detectors import (
     changed_saves,
@@ -122,32 +125,87 @@ SEEN: tuple[Seen, ...] = (
 """The ways of seeing, in the order in which they are armed. To add one, add its file and a line here."""
 
 
-def _composed() -> Context:
-    """Return the context with the functions that are defined outside of core/."""
-    context = Context()
-    context.meet = partial(write_policy.meet, context)
-    context.look = context.core.entry(partial(holders.look, context.memory))
-    context.detached = partial(write_policy.detached, context)
-    context.detached_by_number = partial(write_policy.detached_by_number, context)
-    context.make_hooks = partial(_hooks, context)
-    context.late = partial(threads.saved_late, context)
-    context.operator_mode = partial(allocations.enter, context)
-    return context
+_subscribers: list[Subscriber] = []
+"""A listener stands here once for each block in which it listens."""
+changing = threading.RLock()
+"""Held while it changes who listens."""
 
 
-def _hooks(context: Context, below: save_hooks.Pair | None) -> save_hooks.Hooks:
-    if below is not None:
-        return user_save_hooks.around(context, *below)
-    changed = partial(changed_saves.read, context, silently=not context.keeping)
-    exported, history = context.memory.foreign_writers, context.thread.history
-    hooks = save_hooks.hooks(context, context.live, history, changed, context.contents, exported, context.core.fail)
-    hooks = copy_before_write.with_sparse(hooks, context.core) if context.keeping else hooks
-    return saved_bytes.counting(hooks, context) if context.accounts else hooks
+def subscribe(one: Subscriber) -> None:
+    """Send events to a listener from now on, each once, and watch the calling thread.
+
+    Raises UnsupportedTorch if noclobber cannot watch.
+    """
+    with changing:
+        _subscribers.append(one)
+        try:
+            settle()
+            threads.begin_block(CONTEXT)
+        except Exception as failure:
+            _subscribers.remove(one)
+            CONTEXT.core.guarded(settle)
+            if isinstance(failure, UnsupportedTorch):
+                raise
+            raise UnsupportedTorch(f"noclobber cannot watch: {boundary.lost('', failure).why}") from failure
 
 
-CONTEXT = _composed()
+def unsubscribe(one: Subscriber) -> None:
+    """Undo one `subscribe`."""
+    with changing:
+        _subscribers.remove(one)
+        CONTEXT.core.guarded(lambda: threads.end_block(CONTEXT))
+        CONTEXT.core.guarded(settle)
+
+
+def listeners() -> list[Subscriber]:
+    """Return who listens, each once."""
+    return list(dict.fromkeys(_subscribers))
+
+
+CONTEXT = Context(
+    Parts(
+        meet=policy.meet,
+        detaches=policy.detaches,
+        read=policy.read,
+        around=user_save_hooks.around,
+        look=holders.look,
+        refused=refusals.write_failed,
+        overlaps=own_saves.before,
+        untracked=untracked_writes.UntrackedWrites,
+        subscribe=subscribe,
+        unsubscribe=unsubscribe,
+    )
+)
 """The only context of this process."""
+_SPARSE = (ALWAYS, CONTEXT.core.entry(partial(copy_before_write.saved, CONTEXT)))
+"""The taker of saves where bytes are preserved."""
 _ways: list[Way] = []
+
+
+def settle() -> None:
+    """Watch as the listeners ask for now."""
+    context, everyone = CONTEXT, listeners()
+    watching = any(one.watching for one in everyone)
+    contents = watching and any(one.contents for one in everyone)
+    only_foreign = not any(one.contents and not one.keeping for one in everyone)
+    known = context.contents
+    as_it_is = contents == (known is not None) and (known is None or known.only_foreign == only_foreign)
+    if context.armed and (not everyone or watching != context.watching or not as_it_is):
+        context.bus.listeners = []
+        detach(forget=not everyone)
+    if everyone and not context.armed:
+        attach(watching=watching, contents=contents, only_foreign=only_foreign)
+    context.bus.listeners = [*everyone]
+    context.everywhere = any(one.everywhere for one in everyone)
+    _keep(any(one.keeping for one in everyone))
+    counted, context.accounts[:] = bool(context.accounts), [one.account for one in everyone if one.account is not None]
+    if bool(context.accounts) != counted:
+        threads.renew_hooks(context)  # the native part takes no saves that anybody counts
+    context.allocations[:] = [one.allocations for one in everyone if one.allocations is not None]
+    threads.renew_modes(context)
+    stops = any(one.on_write == "raise" for one in everyone)
+    context.be_careful(stops - context.stop_writes)
+    context.stop_writes = stops
 
 
 def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False) -> None:
@@ -164,10 +222,9 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     try:
         self_tests.of_saves()
         bridge.connect(context)
-        context.by_key = write_kernels.key_answers()
-        context.untracked = context.state(untracked_writes.UntrackedWrites)
+        context.by_key = write_kernels.key_answers(context)
         bridge.begin(context)
-        write_kernels.connect(_sink(context))
+        write_kernels.connect(context, write_log.before(context))
         engine.arm(context, core)
         custom_backwards.arm(context.customs, core)
         if watching:
@@ -185,35 +242,15 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     threads.enter(context)
 
 
-def _sink(context: Context) -> kernel_functions.Sink:
-    core = context.core
-    if context.watching:
-        before = write_log.writes_to_saves(context)
-    else:
-        without_storage = partial(context.bus.not_seen, write_log.WITHOUT_STORAGE)
-        before = write_log.every_write(context.memory, without_storage)
-    failed, filled = partial(refusals.write_failed, context), partial(late_fills.filled, context)
-    views = core.entry(partial(write_log.views_made, context.memory))
-    return kernel_functions.Sink(
-        before,
-        core.entry(failed),
-        views,
-        core.fail,
-        core.entry(filled),
-        all_writes=context.watching,
-        contents=context.contents is not None,
-    )
-
-
 def detach(*, forget: bool = True) -> None:
     """Stop seeing and put PyTorch back as it was. `forget` what was seen, unless seeing goes on in another mode."""
     context = CONTEXT
     guarded = context.core.guarded
     if forget or not context.is_alone:
         context.memory.end()
-    guarded(lambda: keep(False))
+    guarded(lambda: _keep(False))
     guarded(lambda: threads.leave(context))
-    guarded(partial(kernel_functions.send_to, None))
+    guarded(partial(kernel_functions.tell, None))
     guarded(lambda: bridge.end(context))
     for way in (*reversed(_ways), context.core):
         guarded(way.end)
@@ -229,36 +266,14 @@ def detach(*, forget: bool = True) -> None:
         guarded(lambda: bridge.forget(context))
 
 
-def keep(keeping: bool) -> None:
+def _keep(keeping: bool) -> None:
     """Start or stop preserving the bytes that writes change."""
     context = CONTEXT
     if keeping == context.keeping:
         return
     context.keeping = keeping
     context.be_careful(1 if keeping else -1)
-    sink = kernel_functions.sink()
-    if sink is not None:
-        kernel_functions.send_to(sink._replace(own=partial(own_saves.before, context) if keeping else None))
+    context.takers.append(_SPARSE) if keeping else context.takers.remove(_SPARSE)
     if context.native is not None:
         context.native.set_keeping(keeping)
     threads.renew_hooks(context)
-
-
-def count(accounts: Sequence[Account]) -> None:
-    """Set who counts the bytes of saves from now on."""
-    context, before = CONTEXT, bool(CONTEXT.accounts)
-    context.accounts[:] = accounts
-    if bool(accounts) != before:
-        threads.renew_hooks(context)
-
-
-def follow(these: Sequence[Operators]) -> None:
-    """Set who follows every operator from now on."""
-    CONTEXT.allocations[:] = these
-    threads.renew_modes(CONTEXT)
-
-
-def stop(writes: bool) -> None:
-    """Set whether writes to saved tensors are stopped."""
-    CONTEXT.be_careful(writes - CONTEXT.stop_writes)
-    CONTEXT.stop_writes = writes

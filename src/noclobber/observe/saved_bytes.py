@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType
 from typing import Literal
 from weakref import WeakKeyDictionary, ref
@@ -19,11 +17,12 @@ from noclobber.model.ledger import Entry, Ledger
 from noclobber.model.source import source_line
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Backward
-from noclobber.observe.core.save_hooks import Handle, Hooks, claim
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.describe.called import modules_called
 from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api.frames import frame_above
 
 Lives = Literal["", "parameter", "buffer"]
 """What else keeps a storage alive, for as long as the model is there."""
@@ -181,28 +180,17 @@ def _lives(tensor: torch.Tensor | None, key: int, modules: Sequence[torch.nn.Mod
     return "buffer" if any(private.storage_key(one) == key for one in (*outer, *inner)) else ""
 
 
-def counting(hooks: Hooks, context: Context) -> Hooks:
-    """Return hooks that also count for each SavedBytes that is open."""
-    pack, unpack = hooks
-    way = context.core
-
-    def pack_counted(tensor: torch.Tensor) -> Handle:
-        handle = pack(tensor)
-        frame = sys._getframe(1)
-        for one in context.accounts:
-            way.guarded(partial(one.saved, handle, frame))
-        return handle
-
-    private.never_compile(pack_counted)
-    claim(pack_counted)
-    return pack_counted, unpack
-
-
 def arm(context: Context, way: Way) -> None:
-    """Learn at each backward call which nodes keep what."""
+    """Count each save, and learn at each backward call which nodes keep what."""
+
+    def saved(handle: Handle, _: torch.Tensor) -> None:
+        frame = frame_above(3)
+        for one in context.accounts:
+            one.saved(handle, frame)
 
     def begin(call: Backward) -> None:
         for one in context.accounts:
             one.begins(call)
 
+    context.take_saves(way, saved, among=context.accounts)
     context.calls.watch(way, begin, among=context.accounts)

@@ -273,7 +273,7 @@ def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
 
     monkeypatch.setattr("noclobber.observe.recorder.Contents", Device)
     monkeypatch.setattr(
-        "noclobber.observe.detectors.changed_saves.fingerprint",
+        "noclobber.observe.policy.fingerprint",
         lambda alias: OnDevice(*weighted(alias)),
     )
 

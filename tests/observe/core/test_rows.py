@@ -123,13 +123,13 @@ def written_again(rows: int, x: torch.Tensor) -> torch.Tensor:
 def test_a_write_meets_a_save_once_if_it_does_not_touch_it(
     program: Callable[..., torch.Tensor], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    met, meet = list[int](), CONTEXT.meet
+    met, parts = list[int](), CONTEXT.parts
 
-    def counting(handles, *args):
+    def counting(context, handles, *args):
         met.append(len(handles))
-        return meet(handles, *args)
+        return parts.meet(context, handles, *args)
 
-    monkeypatch.setattr(CONTEXT, "meet", counting)
+    monkeypatch.setattr(CONTEXT, "parts", parts._replace(meet=counting))
     with MODES[mode](), suppress(RuntimeError):
         program(64, weight()).backward()
     assert sum(met) <= 4 * 64

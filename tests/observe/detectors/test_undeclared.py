@@ -270,7 +270,7 @@ def test_operators_defined_while_watching():
 
 
 def test_the_stand_in_mode_sees_operators_too(monkeypatch):
-    monkeypatch.setattr(write_kernels, "key_answers", lambda: False)
+    monkeypatch.setattr(write_kernels, "key_answers", lambda _: False)
     test_an_operator_that_writes_what_was_saved(lambda w: SCALE(w), "nc_test::scale_raw")
     test_an_input_that_is_used_after_an_undeclared_write(times_three, COPY, used_after)
 

@@ -46,13 +46,13 @@ def run(tensor):
 
 passed = []
 with noclobber.watch():
-    before = kernel_functions.sink().before
+    context, before = kernel_functions.told()
 
     def counting(written, tensor):
         passed.append(written.op)
         return before(written, tensor)
 
-    kernel_functions.send_to(kernel_functions.sink()._replace(before=counting))
+    kernel_functions.tell((context, counting))
     x = torch.ones(3, requires_grad=True)
     h = x * 2
 {}

@@ -11,8 +11,9 @@ import torch.utils.checkpoint
 from noclobber.model.error import ClobberError
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Argument, Handle, OfView
 from noclobber.observe.core.records import reading
-from noclobber.observe.core.save_hooks import Argument, Handle, OfView, are_ours
+from noclobber.observe.core.save_hooks import are_ours
 from noclobber.observe.describe import refusals
 from noclobber.observe.torch_api import before_2_12, private
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map
 from noclobber.observe.checkpoint import taint
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Record, latest
-from noclobber.observe.core.save_hooks import Handle, Needed, alias_of, handle_of
+from noclobber.observe.core.handles import Handle, Needed, alias_of, handle_of, made
+from noclobber.observe.core.records import Record
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.preserve import copy_before_write, rearm
 from noclobber.observe.torch_api import native_saves, private
@@ -86,18 +86,15 @@ class Past:
         `gone` is called when the tensor dies.
         """
         key, alias = private.storage_key(tensor), alias_of(tensor)
-        version = private.version_of(alias)
-        if key is None or version is None or alias is tensor:
+        if key is None or private.version_of(alias) is None or alias is tensor:
             return None
-        needed = Needed(tensor, gone)
-        needed.alias, needed.version, needed.suspect, needed.digest, needed.shown = alias, version, None, None, None
-        needed.node, needed.place, needed.moment = private.next_node() - 1, self._place, latest[0]
+        needed = made(Needed, tensor, alias, private.next_node() - 1, self._place, gone=gone)
         needed.in_forward, needed.key, needed.where = self._in_forward, key, geometry(tensor)
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
-        if gone is not None and needed.standing[1] is not None and not (version and tensor._is_view()):
+        if gone is not None and needed.standing[1] is not None and not (needed.version and tensor._is_view()):
             # Not of a view that was written: reading its node makes PyTorch give it another place in the graph.
             needed.connected = native_saves.connected(tensor)
-        self._file(needed)
+        self.context.live.add(needed)
         return needed
 
     def _standing(self, tensor: torch.Tensor) -> tuple[bool, int | None]:
@@ -106,12 +103,6 @@ class Past:
         The number is None for a leaf, and in a region that is not reentrant, where the place does not matter.
         """
         return taint.node_of(tensor) if self._reentrant else (tensor.requires_grad, None)
-
-    def _file(self, handle: Handle) -> None:
-        live = self.context.live
-        live.unsorted.append(ref(handle))
-        if len(live.unsorted) > live.limit:
-            live.sweep()
 
     def forward_ended(self) -> None:
         """Forward has ended: drop the arguments that the region did not overwrite. Their own saves keep them."""
@@ -228,7 +219,7 @@ class Past:
 
         def saved(tensor: torch.Tensor, holder: object) -> Handle:
             self._again[holder] = handle = handle_of(tensor, private.next_node() - 1, caller(1), None)
-            self._file(handle)
+            self.context.live.add(handle)
             return handle
 
         private.push_hooks(pack_again, unpack)

@@ -295,9 +295,7 @@ class CheckpointRegion:
         """Remember what may be why the second run raised an error: the plain values that differ."""
         if self.told or isinstance(error, torch.OutOfMemoryError) or refusals.remembered(error) is not None:
             return
-        backward = reading()
-        read = Read("", site_of(backward.place), clobbers.call_of(backward))
-        drift = self._drift(Save("", "", Tensor(), 0), (), read)
+        drift = self._drift(Save("", "", Tensor(), 0), (), clobbers.read_of(reading()))
         if drift.moved:
             refusals.remember(error, replace(drift, raised=type(error).__name__))
 
@@ -320,7 +318,7 @@ class CheckpointRegion:
         backward = reading()
         key, current = private.storage_key(tensor), private.version_of(tensor) or 0
         known, name = clobbers.tensor_of(tensor), node.name() if node is not None else ""
-        read = Read(name, site_of(backward.place), clobbers.call_of(backward))
+        read = clobbers.read_of(backward, name)
         is_own = not reentrant and not unfilled and key is not None and self.source(tensor) is None
         clobbered = is_own and current > packed.version
         is_output = graph.output_of(node, field) is not None
@@ -361,7 +359,7 @@ class CheckpointRegion:
             still = shown()
             save = Save(name, field, described(), packed.version, site_of(packed.place), is_output)
             causes = () if still is None else self.causes(still)
-            read = Read(name, site_of(call.place), clobbers.call_of(call))
+            read = clobbers.read_of(call, name)
             self.context.bus.notice(self._drift(save, causes, read))
             return None
 

@@ -14,8 +14,8 @@ import torch
 from noclobber.observe.checkpoint.regions import CheckpointRegion
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import latest, reading
-from noclobber.observe.core.save_hooks import Aside
+from noclobber.observe.core.handles import Aside, made
+from noclobber.observe.core.records import reading
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.torch_api import private
@@ -70,18 +70,12 @@ def _native(get_val: Callable[..., object], made: ref[_Wrapper], *args: object) 
 
 def _save_of(context: Context, tensor: torch.Tensor, place: Place | None) -> PolicySave | None:
     """Return the save of a tensor that a policy keeps; None if it has no memory or no version (while compiling)."""
-    version = private.version_of(tensor)
-    if version is None or type(tensor) not in private.PLAIN or private.storage_key(tensor) is None:
+    if private.version_of(tensor) is None or type(tensor) not in private.PLAIN or private.storage_key(tensor) is None:
         return None
-    save = PolicySave(tensor)
-    save.alias, save.version, save.suspect, save.place = tensor, version, None, place
-    save.node, save.moment, save.shown = private.next_node() - 1, latest[0], None
     with private.no_modes():
-        save.digest = None if context.contents is None else context.contents.at_save(tensor)
-    live = context.live
-    live.unsorted.append(ref(save))
-    if len(live.unsorted) > live.limit:
-        live.sweep()
+        digest = None if context.contents is None else context.contents.at_save(tensor)
+    save = made(PolicySave, tensor, tensor, private.next_node() - 1, place, digest)
+    context.live.add(save)
     return save
 
 

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.reads import Reads
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.write_mode import move_versions, versions_of_lists
 from noclobber.observe.core.written import Written, tensors, written_by
 from noclobber.observe.describe import clobbers
@@ -180,10 +180,10 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A number that the program wrote itself. If it was read from a changed tensor, `lost` is set already.
         is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
         before = {private.storage_key(tensor) for tensor in read}
-        changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self._is, read))
+        changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self.explains, read))
         made = [private.storage_key(tensor) for tensor in _tensors(result)]
         if changed and not self._moved and _has_factor_of_zeros(func._schema.name, given[0]):
-            self._wiped_out.update(private.storage_key(tensor) for tensor in read if self._is(tensor))
+            self._wiped_out.update(private.storage_key(tensor) for tensor in read if self.explains(tensor))
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
         into = list[int | None]()
@@ -203,7 +203,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._wiped_out.discard(key)
         self._known.update(key for key in made if key is not None)
 
-    def _is(self, tensor: torch.Tensor) -> bool:
+    def explains(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor holds what this follows: changed memory or memory of moved tensors, or values
         computed from it."""
         key = private.storage_key(tensor)
@@ -212,10 +212,6 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._found:
             return any(touch(geometry(tensor), part) for part in self._found[key])
         return not self._moved and key not in self._known and not _is_list_of_indices(tensor)
-
-    def explains(self, output: torch.Tensor) -> bool:
-        """Return True if an output was computed from what this follows."""
-        return self._is(output)
 
     def hides(self, output: torch.Tensor) -> bool:
         """Return True if an output was computed from what this follows and overwritten in place, so that equal bytes
@@ -264,11 +260,13 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _holds(self, node: Node, saved: object) -> bool:
         """Return True if a node may read changed memory, or values computed from it, in this save."""
         if isinstance(saved, Handle):
-            return self._is(saved.alias) and clobbers.is_read(saved, node) and not _points_into_one(node, saved.alias)
+            return (
+                self.explains(saved.alias) and clobbers.is_read(saved, node) and not _points_into_one(node, saved.alias)
+            )
         if isinstance(saved, torch.Tensor):  # a number: PyTorch passes it to no hook
-            return private.storage_key(saved) in self._known and self._is(saved)
+            return private.storage_key(saved) in self._known and self.explains(saved)
         if isinstance(saved, UserSave):
-            return saved.is_copy or (original := saved.tensor()) is None or self._is(original)
+            return saved.is_copy or (original := saved.tensor()) is None or self.explains(original)
         return True
 
     def _keeps(self, node: Any) -> bool:
@@ -281,7 +279,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             return False
         kept = list(object.__getattribute__(node, "__dict__").values())
-        return any(map(self._is, _tensors(kept)))
+        return any(map(self.explains, _tensors(kept)))
 
 
 _FACTORS = {

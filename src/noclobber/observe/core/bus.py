@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
+from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
 from noclobber.model.report import Lost
 from noclobber.model.silent import Event
+from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.records import Backward, here
 
 
@@ -69,6 +72,19 @@ class Bus:
         """Report something else that went wrong to the listeners."""
         for listener in self.listeners:
             listener.noticed(event)
+
+    def at_end(self, events: Sequence[Event]) -> End | None:
+        """Return what reports these events at the end of a backward call; None without any.
+
+        A call that fails for another reason reports none. One that stopped at an overwritten save does: the same write
+        may have caused both.
+        """
+
+        def ended(result: object, error: BaseException | None) -> None:
+            for event in events if error is None or isinstance(error, ClobberError) else ():
+                self.notice(event)
+
+        return ended if events else None
 
     def refuse(self, error: RuntimeError, refusal: Refusal) -> None:
         """Report an operator that refuses to write."""

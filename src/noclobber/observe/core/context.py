@@ -6,35 +6,33 @@ Dispatch keys, hooks and patches belong to a process or a thread in PyTorch, nev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.forks import unlocked_in_child
-from noclobber.model.live_saves import LiveSaves
-from noclobber.observe.core.backward_calls import BackwardCalls
+from noclobber.observe.core.backward_calls import ALWAYS, BackwardCalls
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import CustomForwards
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record
-from noclobber.observe.core.save_hooks import Handle, Hooks
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
 from noclobber.observe.witness.digests import Contents, Digest, fingerprint
-from noclobber.observe.witness.layout import span_of
 
 State = TypeVar("State")
+After = Callable[[], object]
+"""Called after a write."""
 Look = Callable[[Written, torch.Tensor, int, FrameType], object]
 """Called before every write: with what is written, the key of its storage, and the frame that the write comes from."""
-Meet = Callable[[list[Handle], torch.Tensor, Record], Callable[[], object] | None]
-"""Called before a write to a storage that has live saves. Returns what to call after the write, None for
-nothing."""
 
 
 class UnseenWrites(Protocol):
@@ -43,9 +41,7 @@ class UnseenWrites(Protocol):
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Called when the program reads `tensor.data`."""
 
-    def before(
-        self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
-    ) -> tuple[Callable[[], object], bool] | None:
+    def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> tuple[After, bool] | None:
         """Called before a write under `no_grad`, and before one to an attended storage.
 
         Returns what to call after the write, and True if it goes to a computed tensor and not to a leaf; None where
@@ -82,6 +78,9 @@ class Operators(Protocol):
         frame: FrameType,
     ) -> None:
         """Called with what the operator returned."""
+
+    def enter(self, context: Context) -> AbstractContextManager[object]:
+        """Begin to follow the operators of the calling thread, for all who follow them, and return what ends that."""
 
     def handed(self, key: int) -> None:
         """Called when code outside of torch gets the memory of a storage."""
@@ -129,8 +128,33 @@ def _count_less(looks: dict[Look, int], look: Look) -> dict[Look, int]:
     return looks
 
 
+class Parts(NamedTuple):
+    """What core/ asks of the folders above it. All get the context first, which is made with them."""
+
+    meet: Callable[[Context, list[Handle], torch.Tensor, Record], After | None]
+    """Called before a write that meets live saves. Returns what to call after the write, None for nothing."""
+    detaches: Callable[[Context, torch.Tensor], None]
+    """Called before a tensor is detached in place."""
+    read: Callable[[Context, Handle, Digest, bool], torch.Tensor | None]
+    """Returns the tensor of a save that may have changed; None where PyTorch decides. The flag says that the save was
+    made where bytes were preserved."""
+    around: Callable[[Context, private.Pair], private.Pair]
+    """Returns hooks of noclobber's that call a pair of the program's."""
+    look: Callable[[Context, list[Handle], torch.Tensor, Record], None]
+    """Called before a write to a storage that has live saves: notes who holds the memory."""
+    refused: Callable[[Context, Written, tuple[object, ...], dict[str, object], RuntimeError], None]
+    """Called when an operator that writes has raised."""
+    overlaps: Callable[[Context, Written, tuple[object, ...], dict[str, object]], After | None]
+    """Called before an operator, where bytes are preserved: it may save what it overwrites through another argument."""
+    untracked: Callable[[Context], UnseenWrites]
+    """Makes the watcher of writes that autograd cannot see."""
+    subscribe: Callable[[Subscriber], object]
+    """Begins to watch for a listener, which says how much it needs; `unsubscribe` ends that."""
+    unsubscribe: Callable[[Subscriber], object]
+
+
 class Context:
-    """The shared state. It imports no watcher: modules above core/ set what is declared above `__init__`."""
+    """The shared state. It imports no watcher: it is made with its `parts`."""
 
     __slots__ = (
         "__weakref__",
@@ -150,49 +174,26 @@ class Context:
         "contents",
         "core",
         "customs",
-        "detached",
-        "detached_by_number",
         "entered",
         "era",
         "everywhere",
         "forwards",
         "keeping",
-        "late",
         "live",
-        "look",
-        "make_hooks",
-        "meet",
         "memory",
         "native",
-        "operator_mode",
+        "parts",
         "put_off",
         "python_in_backward",
         "stop_writes",
-        "subscribe",
+        "takers",
         "thread",
         "unseen",
-        "unsubscribe",
-        "untracked",
         "watching",
     )
 
-    meet: Meet
-    look: Callable[[list[Handle], torch.Tensor, Record], object]
-    """Called before a write to a storage that has live saves: notes who holds the memory (describe/holders.py)."""
-    detached: Callable[[torch.Tensor], bool]
-    detached_by_number: Callable[[torch.Tensor], None]
-    make_hooks: Callable[[private.Pair | None], Hooks]
-    """Returns the hooks of a thread. They call the program's pair of hooks that is below them, if there is one."""
-    late: Callable[[torch.Tensor], Handle]
-    """Returns the handle of a save that hooks of an earlier arming are called for."""
-    operator_mode: Callable[[], TorchDispatchMode]
-    """Puts a mode that sees every operator on the calling thread's stack, and returns it."""
-    untracked: UnseenWrites
-    subscribe: Callable[[Subscriber], object]
-    """Begins to watch for a listener, which says how much it needs; `unsubscribe` ends that."""
-    unsubscribe: Callable[[Subscriber], object]
-
-    def __init__(self) -> None:
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
         self.bus = Bus()
         self.armed = self.watching = False
         """`armed` is True while writes are logged, `watching` while saves are recorded too."""
@@ -200,6 +201,9 @@ class Context:
         """Called once, before the next backward call that is not inside of another one."""
         self.contents: Contents | None = None
         """Takes the fingerprints; None where the bytes of saves are not compared."""
+        self.takers: list[tuple[Collection[object], Callable[[Handle, torch.Tensor], object]]] = []
+        """Those to call after each save, in this order, each with what must not be empty for it to be called. It is
+        always the same object, so callers may keep it."""
         self.accounts: list[Account] = []
         """Those that count the bytes of saves; empty most of the time."""
         self.allocations: list[Operators] = []
@@ -226,8 +230,8 @@ class Context:
         logged."""
         self.native: HotPath | None = None
         """The native part while it takes writes and saves; else None."""
-        self.live: LiveSaves[Handle] = LiveSaves(private.storage_key, span_of)
         self.memory = Memory()
+        self.live = self.memory.live
         self.thread = self.memory.thread
         self.calls = BackwardCalls()
         self.customs = CustomBackwards()
@@ -251,6 +255,31 @@ class Context:
         if kind not in self._states:
             self._states[kind] = kind(self)
         return cast(State, self._states[kind])
+
+    @property
+    def untracked(self) -> UnseenWrites:
+        """Return the watcher of writes that autograd cannot see."""
+        return self.state(self.parts.untracked)
+
+    def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> After | None:
+        """Let a write that is about to happen meet live saves. Return what to call after it, None for nothing."""
+        return self.parts.meet(self, handles, tensor, noted)
+
+    def look(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
+        """Note who holds memory of live saves that is about to be written."""
+        self.core.guarded(partial(self.parts.look, self, handles, tensor, noted))
+
+    def read(self, handle: Handle, digest: Digest, *, preserved: bool) -> torch.Tensor | None:
+        """Return the tensor of a save that may have changed; None where PyTorch decides."""
+        return self.parts.read(self, handle, digest, preserved)
+
+    def take_saves(
+        self, way: Way, saved: Callable[[Handle, torch.Tensor], object], among: Collection[object] = ALWAYS
+    ) -> None:
+        """Call `saved` after each save while there is anything in `among`, until the way is taken off."""
+        taker = among, way.entry(saved)
+        self.takers.append(taker)
+        way.at_end(lambda: self.takers.remove(taker))
 
     def forget(self) -> None:
         """Drop everything that was seen."""

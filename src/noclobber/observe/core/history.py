@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from operator import attrgetter
 from typing import Protocol
-from weakref import ref
 
 import torch
 
 from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import EVERYWHERE, LiveSaves
-from noclobber.observe.core import save_hooks
 from noclobber.observe.core.collector import MANY, leave_out
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.torch_api import private
+from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Witness
 
 RECENT = 8192
@@ -33,12 +33,14 @@ _MOST_VIEWS = 256
 """Storages of views that custom Functions returned: more are not remembered at a time."""
 
 
-class ForeignWriters(save_hooks.ForeignSaves, Protocol):
+class ForeignWriters(Protocol):
     """What watches saves whose memory foreign code may hold (exported_saves.py)."""
 
-    def writes(
-        self, handle: save_hooks.Handle, tensor: Tensor, backward: Backward, *, explained: bool
-    ) -> tuple[Write, ...]:
+    @property
+    def handed(self) -> Mapping[int, object]:
+        """The storages that foreign code may hold, by key; the same object for good, and empty most of the time."""
+
+    def writes(self, handle: Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
         """Return the writes that changed the bytes of a save that is being read."""
 
 
@@ -46,6 +48,8 @@ class Memory:
     """What is remembered in this process."""
 
     def __init__(self) -> None:
+        self.live: LiveSaves[Handle] = LiveSaves(private.storage_key, span_of)
+        """The saves that autograd holds."""
         self.logged: list[Record] = []
         """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
         self.limit = RECENT
@@ -55,8 +59,6 @@ class Memory:
         """The operators that returned several views: the number of the node, the name, the place."""
         self.native: HotPath | None = None
         """The native part while it takes writes and saves; else None."""
-        self.needed: Callable[[int], bool] = _nothing
-        """Returns whether a finding may need the writes to a storage, however old they are."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
@@ -121,7 +123,7 @@ class Memory:
                 self.steps.popleft()
 
     def prune(self, newest: int = RECENT // 4) -> None:
-        """Keep the `newest` writes and those whose storage is `needed`. Called when `logged` is longer than `limit`.
+        """Keep the `newest` writes and those that a finding may need. Called when `logged` is longer than `limit`.
 
         The limit then becomes twice what is left, so pruning costs a constant time per write. Other threads may append
         meanwhile. A thread that calls this while another thread prunes returns at once.
@@ -131,17 +133,20 @@ class Memory:
         try:
             logged, count = self.logged, len(self.logged)
             old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
-            storages = {key: self.needed(key) for key in {record.key for record in old}}
+            some = self.live.any() or self.rereads.any()
+            storages = {key: some and self._is_needed(key) for key in {record.key for record in old}}
             logged[:count] = [record for record in old if storages[record.key]] + new
             self.limit = max(RECENT, 2 * len(logged))
         finally:
             self._pruning.release()
 
+    def _is_needed(self, key: int) -> bool:
+        """Return True if a finding may need the writes to a storage, however old they are."""
+        return bool(self.live.at(key)) or self.is_reread(key)
+
     def expect(self, reread: Witness) -> None:
         """Remember the writes to this memory as long as `reread` lives."""
-        self.rereads.unsorted.append(ref(reread))
-        if len(self.rereads.unsorted) > self.rereads.limit:
-            self.rereads.sweep()
+        self.rereads.add(reread)
 
     def returned_as_view(self, key: int, view: torch.Tensor) -> None:
         """Remember the writes to the memory of a view that a custom Function returned, while it is there."""
@@ -174,7 +179,3 @@ class Memory:
         self.returned.clear()
         self.looks.clear()
         looked_at.clear()
-
-
-def _nothing(_: int) -> bool:
-    return False

@@ -1,17 +1,19 @@
-"""The kernels: Python functions that run in place of the operators that write, and tell a sink of each write."""
+"""The kernels: Python functions that run in place of the operators that write, and tell the context of each write."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
-from noclobber.observe.core import running_statistics
-from noclobber.observe.core.quicker import NUMBERS, Quick, quicker
+from noclobber.observe.core import late_fills
+from noclobber.observe.core.context import After, Context
+from noclobber.observe.core.sites import place_of
 from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.torch_api import private
 
@@ -19,46 +21,30 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 Kernel = Callable[..., object]
-After = Callable[[], object]
-"""Called after a write."""
+Before = Callable[[Written, torch.Tensor], After | None]
+"""Called before each written tensor. What it returns, if not None, runs after the write. ClobberError stops it."""
+_NUMBERS = frozenset((bool, int, float, complex))
+
+_told: tuple[Context, Before] | None = None
 
 
-class Sink(NamedTuple):
-    """What the kernels call. Only `before` may raise."""
-
-    before: Callable[[Written, torch.Tensor], After | None]
-    """Called before each written tensor; ClobberError stops the write. What it returns, if not None, runs after it."""
-    failed: Callable[[Written, tuple[object, ...], dict[str, object], RuntimeError], object]
-    """Called with the arguments when the operator itself raises RuntimeError."""
-    views: Callable[[str], object]
-    """Called with the name of an operator that is about to return several views."""
-    lost: Callable[[Exception], None]
-    """Called with any other exception of `before`."""
-    filled: Callable[[torch.Tensor, int, bool], object]
-    """Called with a tensor filled after its save, its node's number, and whether the node saves nothing afterwards."""
-    all_writes: bool = True
-    """Whether `before` is also called where a write moves no version: for operators that count none, and inside the
-    kernels of others."""
-    contents: bool = False
-    """Whether the bytes of saves are compared."""
-    own: Callable[[Written, tuple[object, ...], dict[str, object]], After | None] | None = None
-    """Called with the arguments after `before`, where bytes are preserved. What it returns, if not None, runs after the
-    operator."""
+def told() -> tuple[Context, Before] | None:
+    """Return what the kernels tell at present; None if nobody listens."""
+    return _told
 
 
-_sink: Sink | None = None
-
-
-def sink() -> Sink | None:
-    """Return what the kernels call at present; None if nothing is connected."""
-    return _sink
-
-
-def send_to(sink: Sink | None) -> None:
-    """Set what the kernels call. With None they report nothing, and a thread that is still entered leaves at its next
+def tell(told: tuple[Context, Before] | None) -> None:
+    """Set what the kernels tell. With None they report nothing, and a thread that is still entered leaves at its next
     write."""
-    global _sink
-    _sink = sink
+    global _told
+    _told = told
+
+
+def failed(
+    context: Context, written: Written, args: tuple[object, ...], kwargs: dict[str, object], error: RuntimeError
+) -> None:
+    """Note an operator that writes and has raised."""
+    context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
 
 
 def writing(name: str, written: Written) -> Kernel:
@@ -71,24 +57,21 @@ def writing(name: str, written: Written) -> Kernel:
     call: Kernel | None = None
     by_name: Kernel
     may_be_numbers: tuple[int, ...]
-    quick: Quick | None
 
     def kernel(*args: object, **kwargs: object) -> object:
-        nonlocal call, by_name, may_be_numbers, quick
+        nonlocal call, by_name, may_be_numbers
         if call is None:  # `torch.ops` makes each of the 1,500 when it is first asked for, which takes 0.1 ms
             op = private.overload(name)
-            by_name, may_be_numbers, quick, call = op._overloadpacket._op, _may_be_numbers(op), quicker(op), op._op
-        sink, run, after, own = _sink, call, None, None
-        if quick is not None and not kwargs and len(args) <= quick[2] and quick[1].issuperset(map(type, args)):
-            run = quick[0]
-        else:
-            for i in may_be_numbers:
-                if i < len(args) and type(args[i]) in NUMBERS:
-                    run = by_name
-        if sink is None:
+            by_name, may_be_numbers, call = op._overloadpacket._op, _may_be_numbers(op), op._op
+        told, run, after, overlapped = _told, call, None, None
+        for i in may_be_numbers:
+            if i < len(args) and type(args[i]) in _NUMBERS:
+                run = by_name
+        if told is None:
             include(key, False)
             return run(*args, **kwargs)
-        if not sink.all_writes and (moves_none or is_inside()):  # as the `copy_` of every `linear`
+        context, before = told
+        if not context.watching and (moves_none or is_inside()):  # as the `copy_` of every `linear`
             include(key, False)
             try:
                 return run(*args, **kwargs)
@@ -96,17 +79,17 @@ def writing(name: str, written: Written) -> Kernel:
                 include(key, True)
         try:
             if only_first and isinstance(args[0], torch.Tensor):
-                after = sink[0](written, args[0])
+                after = before(written, args[0])
             else:
                 for tensor in tensors(written, args, kwargs):
-                    after = sink[0](written, tensor) or after
-            if sink.own is not None:
-                own = sink.own(written, args, kwargs)
+                    after = before(written, tensor) or after
+            if context.keeping:
+                overlapped = context.parts.overlaps(context, written, args, kwargs)
         except ClobberError as stopped:
             without_own_frames(stopped)
             raise
         except Exception as failure:
-            sink[3](failure)
+            context.core.fail(failure)
         include(key, False)
         try:
             if sight is None:
@@ -115,22 +98,22 @@ def writing(name: str, written: Written) -> Kernel:
                 with sight():
                     result = run(*args, **kwargs)
         except RuntimeError as error:
-            sink.failed(written, args, kwargs, error)
+            failed(context, written, args, kwargs, error)
             without_own_frames(error)
             raise
         finally:
             include(key, True)
         if after is not None:
             after()
-        if own is not None:
-            own()
+        if overlapped is not None:
+            overlapped()
         return result
 
     return kernel
 
 
 def filling(kernel: Kernel, written: Written) -> Kernel:
-    """Return a kernel that also tells the sink of the argument that its operator fills after saving it."""
+    """Return a kernel that also takes note of the argument that its operator fills after saving it."""
     position, name = written.fills or (0, "")
 
     def call(*args: Any, **kwargs: Any) -> object:
@@ -140,36 +123,10 @@ def filling(kernel: Kernel, written: Written) -> Kernel:
         except RuntimeError as error:
             without_own_frames(error)
             raise
-        if _sink is not None:
-            _sink.filled(kwargs[name] if name in kwargs else args[position], node, len(written.arguments) == 1)
+        if _told is not None:
+            filled = kwargs[name] if name in kwargs else args[position]
+            late_fills.filled(_told[0], filled, node, last=len(written.arguments) == 1)
         return result
-
-    return call
-
-
-def overwriting(kernel: Kernel, written: Written) -> Kernel:
-    """Return a kernel that notes which running statistics its operator saves and overwrites."""
-    known = running_statistics.under_way
-
-    def call(*args: object, **kwargs: object) -> object:
-        sink, thread = _sink, get_ident()
-        if sink is None or not sink.contents:
-            return kernel(*args, **kwargs)
-        outer = known.get(thread)
-        try:
-            known[thread] = running_statistics.unsaved(tensors(written, args, kwargs))
-        except Exception as failure:
-            sink.lost(failure)
-        try:
-            return kernel(*args, **kwargs)
-        except RuntimeError as error:
-            without_own_frames(error)
-            raise
-        finally:
-            if outer is None:
-                known.pop(thread, None)
-            else:
-                known[thread] = outer
 
     return call
 
@@ -192,17 +149,15 @@ def passing(op: OpOverload[..., object], views: str = "") -> Kernel:
 
     `views` is the operator's name if it returns several views, else empty.
     """
-    call, include, exclude, key, quick = op._op, private.include, private.exclude, private.KEY, quicker(op)
+    run, include, exclude, key = op._op, private.include, private.exclude, private.KEY
 
     def kernel(*args: object, **kwargs: object) -> object:
-        sink, run = _sink, call
-        if quick is not None and not kwargs and quick.types.issuperset(map(type, args)):
-            run = quick.function
-        if sink is None:
+        told = _told
+        if told is None:
             include(key, False)
             return run(*args, **kwargs)
         if views:
-            sink.views(views)
+            views_made(told[0], views)
         exclude(key, True)  # included all the same: `key_is_set` tells a save inside that no operator is writing
         try:
             return run(*args, **kwargs)
@@ -213,3 +168,11 @@ def passing(op: OpOverload[..., object], views: str = "") -> Kernel:
             exclude(key, False)
 
     return kernel
+
+
+def views_made(context: Context, op: str) -> None:
+    """Remember an operator that is about to return several views. Its node gets the next number; with gradients off it
+    has none."""
+    if torch.is_grad_enabled():
+        place = context.core.guarded(lambda: place_of(sys._getframe(1)))
+        context.memory.several.append((private.next_node(), op, place))

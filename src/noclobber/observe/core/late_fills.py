@@ -15,11 +15,15 @@ from noclobber.observe.witness.digests import Digest, fingerprint
 COPIED = "what `rrelu` draws once the program's saved-tensor hooks have copied it (backward reads the copy)"
 
 
-def filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> None:
+def filled(context: Context, tensor: torch.Tensor, node: int, *, last: bool) -> None:
     """Take the fingerprints again of what a node has saved, as its operator has just filled that tensor.
 
     `last` is True if the node saves nothing afterwards. An in-place operator still saves its result.
     """
+    context.core.guarded(lambda: _filled(context, tensor, node, last))
+
+
+def _filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> None:
     key = private.storage_key(tensor)
     if key is None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from weakref import ref
 
@@ -11,11 +12,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.events import Step
 from noclobber.observe.core.records import Backward
-from noclobber.observe.core.save_hooks import History, Pair
 from noclobber.observe.core.sites import Place
-from noclobber.observe.core.write_mode import WriteMode
 from noclobber.observe.torch_api import private
 from noclobber.observe.witness.digests import Digest
+
+HISTORY = 16_384
+"""Places of past saves that are kept for graphs that were freed."""
+
+
+class History:
+    """The nodes of past saves and their places, newest last. Two rows, as pairs would cost a tuple per save."""
+
+    __slots__ = ("nodes", "places")
+
+    def __init__(self) -> None:
+        self.nodes: deque[int] = deque(maxlen=HISTORY)
+        self.places: deque[Place | None] = deque(maxlen=HISTORY)
+
+    def place_of(self, node: int) -> Place | None:
+        """Return where a node last saved; None if that is not known (any more)."""
+        rows = zip(reversed(self.nodes), reversed(self.places), strict=True)
+        return next((place for number, place in rows if number == node), None)
 
 
 class PackedSave(Protocol):
@@ -39,10 +56,11 @@ class Thread(threading.local):
 
     def __init__(self) -> None:
         self.history = History()
-        self.hooks: Pair | None = None
+        self.hooks: private.Pair | None = None
         """Noclobber's pair of hooks on this thread; None if there is none."""
-        self.mode: WriteMode | None = None
-        self.operators: TorchDispatchMode | None = None
+        self.mode: TorchDispatchMode | None = None
+        """The mode that sees writes where the spare key does not work."""
+        self.operators: AbstractContextManager[object] | None = None
         """The mode that sees every operator, if somebody asks for that."""
         self.entered = False
         self.apart = False
@@ -55,7 +73,7 @@ class Thread(threading.local):
         """The last `Context.era` in which saves of this thread were seen."""
         self.first_node = 0
         """The sequence number of the next autograd node when that era began here."""
-        self.withdrawn: Pair | None = None
+        self.withdrawn: private.Pair | None = None
         """The pair of hooks that is off this thread's stack for now; None if none is."""
         self.step: Step | None = None
         self.stepped: frozenset[int | None] | None = None

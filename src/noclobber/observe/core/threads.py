@@ -9,11 +9,11 @@ from typing import cast
 
 import torch
 
-from noclobber.observe.core import interpose, save_hooks, write_mode
+from noclobber.observe.core import handles, interpose, save_hooks, write_mode
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Backward
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.torch_api import native_saves, private
 
 
@@ -80,7 +80,7 @@ def leave(context: Context) -> None:
     finally:
         for one in (operators, mode):  # the last one entered first
             if one is not None:
-                one.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                one.__exit__(None, None, None)
     context.count_threads(-1)
     versions_preserved(context, -thread.preserving)
 
@@ -116,13 +116,17 @@ def apart(context: Context) -> Iterator[None]:
 def push_hooks(context: Context) -> None:
     """Push hooks for this thread. PyTorch only calls the uppermost pair, so ours calls the program's pair below it."""
     below = private.top_hooks(True)
-    ours = context.make_hooks(None if save_hooks.are_ours(below) else below)
+    ours = context.parts.around(context, below) if below and not save_hooks.are_ours(below) else _hooks(context)
     private.push_hooks(*ours)
     context.thread.hooks = ours
     _enter_native(context)
 
 
-def saved_late(context: Context, tensor: torch.Tensor) -> Handle:
+def _hooks(context: Context) -> save_hooks.Hooks:
+    return save_hooks.hooks(context, _saved_late)
+
+
+def _saved_late(context: Context, tensor: torch.Tensor) -> Handle:
     """Return the handle of a save in a thread that has gone on since watching ended in another thread.
 
     Where something is watched again, the thread is entered again first: else its writes would not be seen, as a kernel
@@ -132,7 +136,7 @@ def saved_late(context: Context, tensor: torch.Tensor) -> Handle:
         enter(context)
     hooks = context.thread.hooks
     if not context.armed or hooks is None or not save_hooks.are_ours(hooks):
-        return save_hooks.versioned(tensor)
+        return handles.versioned(tensor)
     handle = cast(Handle, hooks[0](tensor))
     if context.contents is None:
         handle.shown = None  # the older hooks, which read it, may compare contents
@@ -150,7 +154,7 @@ def renew_hooks(context: Context) -> None:
     thread = context.thread
     if not save_hooks.are_ours(thread.hooks):
         return
-    thread.hooks = context.make_hooks(None)
+    thread.hooks = _hooks(context)
     if thread.withdrawn is not None:
         thread.withdrawn = thread.hooks
     else:
@@ -162,10 +166,10 @@ def renew_modes(context: Context) -> None:
     """Put the mode that sees every operator on this thread's stack, if anybody asks for that; else take it off."""
     thread = context.thread
     if thread.entered and context.allocations:
-        thread.operators = thread.operators or context.operator_mode()
+        thread.operators = thread.operators or context.allocations[0].enter(context)
     elif thread.operators is not None:
         mode, thread.operators = thread.operators, None
-        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        mode.__exit__(None, None, None)
 
 
 def withdraw(context: Context, message: object) -> None:

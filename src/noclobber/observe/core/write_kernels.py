@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from noclobber.observe.core import custom_op_kernels, kernel_functions
-from noclobber.observe.core.kernel_functions import Sink
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.kernel_functions import Before
 from noclobber.observe.core.written import NUMBERS_AS_TENSORS, RECURRENT, Written, makes_many_views, written_by
 from noclobber.observe.torch_api import private
 
@@ -44,13 +45,13 @@ def take_first(enroll: Callable[[str, Written | str], object]) -> None:
     _enroll = enroll
 
 
-def connect(sink: Sink) -> None:
-    """Send what the kernels see to `sink`. Register kernels for all overloads that have none yet (0.1 s at first).
+def connect(context: Context, before: Before) -> None:
+    """Call `before` at each write. Register kernels for all overloads that have none yet (0.1 s at first).
 
     The kernels stay registered for the life of the process. A thread that was not entered (threads.py) never reaches
     them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
     """
-    kernel_functions.send_to(sink)
+    kernel_functions.tell((context, before))
     if not private.has_key():
         return
     if "_" not in _libraries:
@@ -110,8 +111,6 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
         kernel = kernel_functions.writing(name, written)
         if written.fills is not None:
             kernel = kernel_functions.filling(kernel, written)
-        elif written.is_statistics:
-            kernel = kernel_functions.overwriting(kernel, written)
     elif makes_many_views(schema):
         kernel = kernel_functions.passing(private.overload(name), schema.name)
     elif name in NUMBERS_AS_TENSORS or schema.name in RECURRENT:
@@ -144,15 +143,14 @@ def _is_usual(schema: torch.FunctionSchema, written: Written | None) -> bool:
 
 
 @cache
-def key_answers() -> bool:
+def key_answers(context: Context) -> bool:
     """Return True if a kernel on the spare key sees an `add_` in this release. A self-test, run once in a process."""
     if not private.has_key():
         return False
     seen: list[str] = []
-    before = kernel_functions.sink()
+    told = kernel_functions.told()
     try:
-        nothing = lambda *_: None  # noqa: E731
-        connect(Sink(lambda written, tensor: seen.append(written.op), nothing, nothing, nothing, nothing))
+        connect(context, lambda written, tensor: seen.append(written.op))
         private.set_key(True)
         try:
             torch.zeros(1).add_(1)
@@ -161,15 +159,15 @@ def key_answers() -> bool:
     except Exception:
         return False
     finally:
-        kernel_functions.send_to(before)
+        kernel_functions.tell(told)
     return "aten::add_" in seen
 
 
 _counts: list[int] = []
 
 
-def references_of_new() -> int:
-    """Return how many references a `Sink.before` finds to a tensor that an operator has made itself and writes to; -1
+def references_of_new(context: Context) -> int:
+    """Return how many references a Before finds to a tensor that an operator has made itself and writes to; -1
     if no such call is seen. A tensor that anything in Python holds has more. It is counted once in a process."""
 
     def count(written: Written, tensor: torch.Tensor) -> None:
@@ -177,8 +175,8 @@ def references_of_new() -> int:
             _counts.append(getrefcount(tensor))
 
     if not _counts:
-        before, nothing = kernel_functions.sink(), lambda *_: None
-        connect(Sink(count, nothing, nothing, nothing, nothing))
+        told = kernel_functions.told()
+        connect(context, count)
         private.set_key(True)
         try:
             with private.no_modes(), private.plain():  # the program's modes may make other tensors of these
@@ -186,5 +184,5 @@ def references_of_new() -> int:
                 torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
         finally:
             private.set_key(False)
-            kernel_functions.send_to(before)
+            kernel_functions.tell(told)
     return min(_counts, default=-1)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from sys import getrefcount
 
 import torch
@@ -12,29 +11,35 @@ import torch
 from noclobber.model.live_saves import EVERYWHERE
 from noclobber.observe.core import write_kernels
 from noclobber.observe.core.collector import MANY, leave_out
-from noclobber.observe.core.context import Context
-from noclobber.observe.core.history import MOST_LOOKS, Memory
+from noclobber.observe.core.context import After, Context
+from noclobber.observe.core.handles import Handle
+from noclobber.observe.core.history import MOST_LOOKS
+from noclobber.observe.core.kernel_functions import Before
 from noclobber.observe.core.records import Record, record
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import graph, private
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.witness.layout import span_of
 
-WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
+_WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
 
 
-def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable[[Written, torch.Tensor], None]:
-    """Return the `before` of a Sink for `install`: it remembers every write that may move a version."""
-    memory.needed = lambda key: False
+def before(context: Context) -> Before:
+    """Return what the kernels call before each write."""
+    return _to_saves(context) if context.watching else _every(context)
+
+
+def _every(context: Context) -> Before:
+    """Return it for `install`: it remembers every write that may move a version."""
+    memory, without_storage = context.memory, context.bus.not_seen
     frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.logged, memory.thread
     kinds = KINDS
 
     def before(written: Written, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
         if key is None:
-            without_storage()
+            without_storage(_WITHOUT_STORAGE)
             return
         frame = frame_of(1)
         # The common case: go up through PyTorch's own frames to a user's frame, without a call.
@@ -52,8 +57,8 @@ def every_write(memory: Memory, without_storage: Callable[[], None]) -> Callable
     return before
 
 
-def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Callable[[], object] | None]:
-    """Return the `before` of a Sink for `watch`: it passes a write to the live saves of its storage.
+def _to_saves(context: Context) -> Before:
+    """Return it for `watch`: it passes a write to the live saves of its storage.
 
     A tensor in the graph shares its version counter with its saves. So it is enough to remember the write: the moved
     version will lead to it. The first writes of a line are asked for live saves all the same, as only now its frame is
@@ -67,7 +72,6 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     may have exported it (DLPack), and saved what lies on its memory in another storage.
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
-    memory.needed = lambda key: bool(live.at(key)) or memory.is_reread(key)
     beside = live.beside
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.logged, memory.thread
     storage_key, plain = private.storage_key, torch.Tensor
@@ -75,23 +79,23 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     unseen = context.unseen
     is_inside, is_only_holder, returned = private.below_versions, private.is_only_holder, memory.returned
-    references = write_kernels.references_of_new() if context.by_key else -1
+    references = write_kernels.references_of_new(context) if context.by_key else -1
     look_at, looks = context.look, memory.looks
     contents = context.contents
     begins = contents.begins_to_write if contents is not None else None
 
-    def before(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
+    def before(written: Written, tensor: torch.Tensor) -> After | None:
         in_graph, is_plain = tensor.requires_grad, type(tensor) is plain
         is_new = not in_graph and getrefcount(tensor) == references and is_plain and is_inside()
         if is_new and not (attentive or (context.keeping and written.leaves_storage)) and is_only_holder(tensor):
             return None
         key = storage_key(tensor)
         if key is None:
-            without_storage(WITHOUT_STORAGE)
+            without_storage(_WITHOUT_STORAGE)
             return None
         # First: whatever fails below, the program must not go on with a gradient where PyTorch raises.
-        if written.detaches and not context.core.guarded(partial(context.detached, tensor)):
-            context.detached_by_number(tensor)
+        if written.detaches:
+            context.parts.detaches(context, tensor)
         off = not tracking()
         # Where nothing written is in the graph, as in generation under `no_grad`, nothing is hidden from autograd.
         untracked = off and (in_graph or ((base := tensor._base) is not None and base.requires_grad))
@@ -148,7 +152,7 @@ def writes_to_saves(context: Context) -> Callable[[Written, torch.Tensor], Calla
     return before
 
 
-def _log_if_moved(context: Context, save: Handle, noted: Record) -> Callable[[], object]:
+def _log_if_moved(context: Context, save: Handle, noted: Record) -> After:
     """Return what to call after a write: it remembers the write if it has moved the version of a save."""
     version = save.alias._version
 
@@ -159,7 +163,7 @@ def _log_if_moved(context: Context, save: Handle, noted: Record) -> Callable[[],
     return context.core.entry(written)
 
 
-def _moving(context: Context, tensor: torch.Tensor, key: int) -> Callable[[], object]:
+def _moving(context: Context, tensor: torch.Tensor, key: int) -> After:
     """Return what to call after a write that may give a tensor other memory than that of `key`, where it is now."""
     left = private.storage(tensor)
 
@@ -174,7 +178,7 @@ def _moving(context: Context, tensor: torch.Tensor, key: int) -> Callable[[], ob
     return context.core.entry(moved)
 
 
-def _both(first: Callable[[], object] | None, second: Callable[[], object] | None) -> Callable[[], object] | None:
+def _both(first: After | None, second: After | None) -> After | None:
     if first is None or second is None:
         return first or second
 
@@ -183,14 +187,6 @@ def _both(first: Callable[[], object] | None, second: Callable[[], object] | Non
         second()
 
     return both
-
-
-def views_made(memory: Memory, op: str) -> None:
-    """Remember an operator that is about to return several views. Its node gets the next number; with gradients off it
-    has none."""
-    if not torch.is_grad_enabled():
-        return
-    memory.several.append((private.next_node(), op, place_of(sys._getframe(1))))
 
 
 def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) -> bool:

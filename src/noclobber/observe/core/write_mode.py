@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
-from noclobber.observe.core import custom_op_kernels, kernel_functions
+from noclobber.observe.core import custom_op_kernels, kernel_functions, late_fills
 from noclobber.observe.core.written import Written, tensors, what_is_written
 from noclobber.observe.torch_api import private
 
@@ -20,47 +20,48 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        sink, written = kernel_functions.sink(), None
-        if sink is None:
+        told, written = kernel_functions.told(), None
+        if told is None:
             return func(*args, **kwargs)
+        context, before = told
         try:
             written = what_is_written(func)
         except Exception as failure:
-            sink.lost(failure)
+            context.core.fail(failure)
         if written is None:
-            told = (
+            compared = (
                 custom_op_kernels.before(func._schema.name, args, kwargs)
                 if custom_op_kernels.is_foreign(func.namespace)
                 else None
             )
             result = func(*args, **kwargs)
-            if told is not None:
-                told(result)
+            if compared is not None:
+                compared(result)
             return result
         if isinstance(written, str):
-            sink.views(written)
+            kernel_functions.views_made(context, written)
             return func(*args, **kwargs)
         after, filled = None, None if written.fills is None else args[written.fills[0]]
         try:
             for tensor in tensors(written, args, kwargs):
                 if tensor is not filled:  # it is saved by now, as autograd runs before a mode
-                    after = sink.before(written, tensor) or after
+                    after = before(written, tensor) or after
         except ClobberError as stopped:
             without_own_frames(stopped)
             raise
         except Exception as failure:
-            sink.lost(failure)
+            context.core.fail(failure)
         unmoved = versions_of_lists(written, args, kwargs)
         try:
             with private.counting() if written.is_collective else nullcontext():
                 result = func(*args, **kwargs)
         except RuntimeError as error:
-            sink.failed(written, args, kwargs, error)
+            kernel_functions.failed(context, written, args, kwargs, error)
             without_own_frames(error)
             raise
         move_versions(unmoved)
         if filled is not None and torch.is_grad_enabled():
-            sink.filled(filled, private.next_node() - 1, len(written.arguments) == 1)
+            late_fills.filled(context, filled, private.next_node() - 1, last=len(written.arguments) == 1)
         if after is not None:
             after()
         return result

@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import overlap
-from noclobber.observe.core import save_hooks, unread_saves
-from noclobber.observe.core.context import Context
+from noclobber.observe.core import handles, unread_saves
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, in_second_run, seen_at
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import torch_messages
@@ -56,12 +55,11 @@ def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
     It holds no memory. An address says nothing once the memory is gone: another tensor may have got it.
     """
     where, device = geometry(tensor), tensor.device
-    shown = _weak(tensor, where)
-    shape = shape_of(tensor) if shown is None else tuple(where[1])
+    shown, shape = weak(tensor), shape_of(tensor)
 
     def described() -> Tensor:
         with private.aside():
-            still = None if shown is None else shown()
+            still = shown()
             return _unnamed(shape, where, device) if still is None else tensor_of(still)
 
     return described
@@ -139,8 +137,7 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
             # An operator with a wrong schema is named itself, not a line inside it.
             writes = _unseen(handle, save.tensor, backward, memory, explained) or writes
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
-    read = Read(save.node, site_of(backward.place), call_of(backward))
-    return Clobber(save, writes, read, current, message, restored)
+    return Clobber(save, writes, read_of(backward, save.node), current, message, restored)
 
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
@@ -184,15 +181,6 @@ def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clo
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None, stopped=True)
 
 
-def report(context: Context, found: list[Clobber]) -> None:
-    """Report reads that got other bytes. Raises ClobberError where noclobber stops writes or preserves bytes, and could
-    do neither."""
-    stopped = ClobberError(CHANGED) if context.strict and found else None
-    context.bus.tell(found, stopped)
-    if stopped is not None:
-        raise stopped
-
-
 class Later(NamedTuple):
     """A read whose fingerprint is still on its device: whether it differs, and what to call if so.
 
@@ -219,27 +207,22 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
         writes = writes_of(entries, current, known)
         explained = any(write.overlaps for write in writes)
         if tensor is not None and not any(write.via == "undeclared" for write in writes):
-            same_bytes = save_hooks.handle_of(tensor, -1, place, None)
+            same_bytes = handles.handle_of(tensor, -1, place, None)
             writes = _unseen(same_bytes, known, backward, memory, explained) or writes
         elif not explained:
             writes = (_window(place, known, backward),)
-        read = Read(save.node, site_of(backward.place), call_of(backward))
-        return Clobber(replace(save, tensor=known), writes, read, current)
+        return Clobber(replace(save, tensor=known), writes, read_of(backward, save.node), current)
 
     return Later(is_other_later(node, save.field, digest, handle.digest), clobber)
 
 
 def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-    """Return a function for a tensor on the same bytes, None once their storage is gone. It holds no storage."""
-    return _weak(tensor, geometry(tensor)) or (lambda: None)
-
-
-def _weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | None] | None:
-    """Return what `weak` returns, given the geometry; None where no tensor can be made of that."""
+    """Return a function for a tensor on the same bytes. It holds no storage, and returns None once that is gone, or
+    where no tensor can be made of its geometry."""
+    where = geometry(tensor)
     if strided(where) is None or private.storage_key(tensor) is None:
-        return None
-    storage = private.storage_ref(tensor)
-    return lambda: tensor_on(storage, where)
+        return lambda: None
+    return partial(tensor_on, private.storage_ref(tensor), where)
 
 
 def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Save:
@@ -247,11 +230,6 @@ def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Sa
     name, site = node.name() if node is not None else "", site_of(handle.place)
     applied = site_of(handle.applied)
     return Save(name, field, tensor, version, site, graph.output_of(node, field) is not None, handle.unchecked, applied)
-
-
-def call_of(backward: Backward) -> Literal["backward", "grad", "access"]:
-    """Return how the program asked for the read, in the model's words."""
-    return "grad" if backward.call == "grad" else "access" if backward.call == "access" else "backward"
 
 
 def _between(
@@ -394,8 +372,8 @@ def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) ->
     message = torch_messages.stale_message(
         stale.tensor, torch_messages.produced(stale.tensor), stale.current, stale.expected
     )
-    read = Read(node.name(), site_of(backward.place), call_of(backward))
-    return Clobber(save, writes_of(entries, stale.current, tensor), read, stale.current, message)
+    writes = writes_of(entries, stale.current, tensor)
+    return Clobber(save, writes, read_of(backward, node.name()), stale.current, message)
 
 
 def write_of(noted: Record, tensor: Tensor) -> Write:
@@ -412,7 +390,7 @@ def write_of(noted: Record, tensor: Tensor) -> Write:
     )
 
 
-def read_of(backward: Backward) -> Read:
-    """Return the read of a backward call as a Read of the model, without a node."""
-    call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
-    return Read("", site_of(backward.place), call)
+def read_of(backward: Backward, node: str = "") -> Read:
+    """Return the read by a backward call as a Read of the model; `node` is the name of the node that reads."""
+    call: Any = backward.call if backward.call in ("grad", "access") else "backward"
+    return Read(node, site_of(backward.place), call)

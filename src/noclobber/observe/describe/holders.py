@@ -23,9 +23,9 @@ import torch
 
 from noclobber.model.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
-from noclobber.observe.core.history import Memory
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Looked, Record, looked_at
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
 from noclobber.observe.describe.called import calls_to, module_path
 from noclobber.observe.describe.reachable import Held, reachable, variables
@@ -43,9 +43,9 @@ frozen = gc.get_freeze_count()
 """How many objects of the process the garbage collector did not show before the program began: it may hide more."""
 
 
-def look(memory: Memory, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
+def look(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
     """Note who holds the memory of a tensor that is about to be written, if the write may change bytes of a save."""
-    place = noted.place
+    place, memory = noted.place, context.memory
     handed = memory.foreign_writers.handed if memory.foreign_writers is not None else ()
     if (
         place is None

@@ -16,9 +16,9 @@ from noclobber.model.events import Refusal, Tensor
 from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, seen_at
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders, stale_views

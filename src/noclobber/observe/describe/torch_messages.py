@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from noclobber.observe.core.handles import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView
 from noclobber.observe.core.records import Record
-from noclobber.observe.core.save_hooks import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView
 from noclobber.observe.torch_api import before_2_12, graph, native_saves
 
 if TYPE_CHECKING:

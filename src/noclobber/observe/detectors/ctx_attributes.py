@@ -13,13 +13,14 @@ import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.observe.core import custom_backwards, save_hooks
+from noclobber.observe import policy
+from noclobber.observe.core import custom_backwards, handles
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.custom_backwards import CustomBackwards
 from noclobber.observe.core.custom_forwards import ForwardCall
-from noclobber.observe.core.records import latest, reading
-from noclobber.observe.core.save_hooks import Handle
+from noclobber.observe.core.handles import Handle, alias_of
+from noclobber.observe.core.records import reading
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
@@ -105,34 +106,28 @@ class CtxSaves:
         ctx: Any = call.ctx
         if not torch.is_grad_enabled() or not any(ctx.needs_input_grad):
             return
-        live, made = self._context.live, list[CtxSave]()
+        made = list[CtxSave]()
         for name, place in call.kept.items():
             for key, tensor in _parts(_attributes(ctx).get(name)):
                 stash = self._stash(ctx, name, key, tensor, place)
                 if stash is not None:
                     stash.applied = made[0].applied if made else caller()
                     made.append(stash)
-                    live.unsorted.append(ref(stash))
+                    self._context.live.add(stash)
         if made:
             self._held[ctx] = made
             if self._context.keeping:
                 self._keep_comparing(ctx)
-            if len(live.unsorted) > live.limit:
-                live.sweep()
 
     def _stash(self, ctx: Node, name: str, key: object, tensor: torch.Tensor, place: Place | None) -> CtxSave | None:
         """Return the stash of one tensor; None for a tensor that has no version or no storage."""
-        alias = save_hooks.alias_of(tensor)
-        version = private.version_of(alias)
-        if version is None or private.storage_key(alias) is None:
+        alias, contents = alias_of(tensor), self._context.contents
+        if private.version_of(alias) is None or private.storage_key(alias) is None:
             return None
-        stash = CtxSave(alias)
-        stash.alias, stash.version, stash.suspect, stash.place = alias, version, None, place
-        stash.ctx, stash.name, stash.key, stash.node = ref(ctx), name, key, ctx._sequence_nr()
-        stash.identity, stash.moment = id(tensor), latest[0]
+        digest = None if contents is None else contents.at_save(alias)
+        stash = handles.made(CtxSave, alias, alias, ctx._sequence_nr(), place, digest)
+        stash.ctx, stash.name, stash.key, stash.identity = ref(ctx), name, key, id(tensor)
         stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
-        contents = self._context.contents
-        stash.digest = None if contents is None else contents.at_save(alias)
         stash.in_graph, stash.connected = tensor.requires_grad, None
         if self._context.keeping and tensor.requires_grad and torch_messages.made_by(tensor, ctx) is False:
             stash.connected = native_saves.connected(tensor)
@@ -318,7 +313,7 @@ def _tell(context: Context, held: list[CtxSave], changed: list[tuple[CtxSave, Cl
     # Backward may have set the attribute again before this read.
     read = [result for stash, result in asked if stash in held]
     reading().later += [result for result in read if isinstance(result, Later)]
-    clobbers.report(context, [result for result in read if isinstance(result, Clobber)])
+    policy.report(context, [result for result in read if isinstance(result, Clobber)])
 
 
 @contextmanager

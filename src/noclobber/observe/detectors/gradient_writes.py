@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import torch
 
-from noclobber.model.events import Read, Write
+from noclobber.model.events import Write
 from noclobber.model.silent import GradientWrite
 from noclobber.observe.core import interpose
 from noclobber.observe.core.backward_calls import End
@@ -144,7 +144,7 @@ class Gradients:
             ),
             by,
             name,
-            Read("", site_of(reading().place), clobbers.call_of(reading())),
+            clobbers.read_of(reading()),
             site_of(next((self._places[above.f_code] for above in frames if above.f_code in self._places), None)),
         )
         spoil = Spoil(tensor, node, event, clobbers.later_of(tensor))

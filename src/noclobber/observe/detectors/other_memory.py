@@ -10,11 +10,11 @@ import sys
 import torch
 
 from noclobber.model.tracebacks import without_own_frames
-from noclobber.observe.core import save_hooks
+from noclobber.observe import policy
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle, compare, is_result, note_base
 from noclobber.observe.core.records import record
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import caller
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
@@ -35,14 +35,14 @@ def arm_assignments(context: Context, way: Way) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        moved = way.guarded(lambda: _about_to_assign(context, tensor, value))
+        those = way.guarded(lambda: _about_to_assign(context, tensor, value))
         try:
             native.__set__(tensor, value)
         except (RuntimeError, TypeError) as error:
             without_own_frames(error)
             raise
-        if moved:
-            way.guarded(lambda: _have_moved(context, moved))
+        if those:
+            way.guarded(lambda: policy.have_moved(context, those))
         if not way.on and context.watching:
             # This way of seeing has failed. Backward must still read what PyTorch alone would read.
             for handle in live.all():
@@ -57,10 +57,10 @@ def arm_swaps(context: Context, way: Way) -> None:
     swap = private.lookup("_C._swap_tensor_impl")
 
     def _swap_tensor_impl(one: torch.Tensor, other: torch.Tensor) -> None:
-        moved = way.guarded(lambda: [*_about_to_swap(context, one), *_about_to_swap(context, other)])
+        those = way.guarded(lambda: [*_about_to_swap(context, one), *_about_to_swap(context, other)])
         swap(one, other)
-        if moved:
-            way.guarded(lambda: _have_moved(context, moved))
+        if those:
+            way.guarded(lambda: policy.have_moved(context, those))
 
     way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
 
@@ -80,8 +80,8 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
         for look in context.unseen:
             look(_ASSIGNED, tensor, key, sys._getframe(1))
     there = context.live.at(key) if key else []
-    save_hooks.note_base(there, tensor)
-    save_hooks.compare(context.contents, there)  # they share the version of writes to other memory from now on
+    note_base(there, tensor)
+    compare(context.contents, there)  # they share the version of writes to other memory from now on
     elsewhere = private.storage_key(value) if isinstance(value, torch.Tensor) else None
     if context.contents is not None and key is not None and elsewhere is not None:
         context.contents.moves(key, private.storage(tensor))
@@ -89,7 +89,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
     handles = [handle for handle in there if handle.tensor() is tensor]
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn
-        handles = [handle for handle in handles if not save_hooks.is_result(handle, producer)]
+        handles = [handle for handle in handles if not is_result(handle, producer)]
     reread = key is not None and context.memory.is_reread(key)
     tensors = key is not None and isinstance(value, torch.Tensor)
     cuts = tensors and (value.requires_grad or _is_computed(tensor))
@@ -124,10 +124,3 @@ def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
     if live:
         context.meet(live, tensor, noted)
     return [(tensor, handle) for handle in live]
-
-
-def _have_moved(context: Context, moved: list[Moved]) -> None:
-    """Let the handles follow their tensors to the new memory; not where bytes are preserved, which keeps the old."""
-    with private.plain():
-        for tensor, handle in moved if not context.keeping else ():
-            save_hooks.moved(handle, save_hooks.alias_elsewhere(tensor, handle.alias), context.live)

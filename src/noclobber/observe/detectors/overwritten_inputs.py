@@ -19,7 +19,6 @@ from weakref import ref
 import torch
 from torch.nn.modules import module as modules
 
-from noclobber.model.error import ClobberError
 from noclobber.model.operators import ACTIVATIONS
 from noclobber.model.silent import Overwritten
 from noclobber.observe.core.backward_calls import End
@@ -63,12 +62,7 @@ def arm(context: Context, way: Way) -> None:
             if (noted := asked.write_to(tensor, backward.inputs)) is not None:
                 about = clobbers.tensor_of(tensor)
                 found.append(Overwritten(about, write_of(noted, about), read_of(backward)))
-
-        def ended(result: object, error: BaseException | None) -> None:
-            for event in found if error is None or isinstance(error, ClobberError) else ():
-                context.bus.notice(event)
-
-        return ended if found else None
+        return context.bus.at_end(found)
 
     context.calls.watch_special(way, begin)
 

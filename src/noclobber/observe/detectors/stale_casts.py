@@ -16,7 +16,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noclobber.model.error import ClobberError
 from noclobber.model.silent import StaleCast
 from noclobber.observe.core import optimizer_steps
 from noclobber.observe.core.backward_calls import End
@@ -125,13 +124,7 @@ class StaleCasts:
         if _in_region():
             self._know_leaves(nodes)
             self._find()
-        events = list(self._used(nodes, call)) if self._stale else []
-
-        def ended(result: object, error: BaseException | None) -> None:
-            for event in events if error is None or isinstance(error, ClobberError) else ():
-                self._context.bus.notice(event)
-
-        return ended if events else None
+        return self._context.bus.at_end(list(self._used(nodes, call)) if self._stale else [])
 
     def _know_leaves(self, nodes: list[Any]) -> None:
         """Find the leaves in a graph whose memory was written through another tensor."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Tensor, Write
 from noclobber.model.silent import Undeclared
 from noclobber.observe.core import custom_op_kernels
@@ -22,13 +21,13 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.custom_forwards import ForwardCall
 from noclobber.observe.core.custom_op_kernels import After
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Backward, record
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api import graph, private
-from noclobber.observe.witness.digests import fingerprint, fingerprint_and_memory, fingerprint_at
+from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, change
 
@@ -59,13 +58,13 @@ class _Wrote(NamedTuple):
 class Input:
     """A tensor in the graph that a Function is given: its state before forward, and the writes to it in forward."""
 
-    __slots__ = ("digest", "key", "made", "memory", "tensor", "version", "writes")
+    __slots__ = ("digest", "key", "made", "tensor", "version", "writes")
 
     def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
         self.tensor, self.made = tensor, made
         self.version, self.key = tensor._version, private.storage_key(tensor)
         # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
-        self.digest, self.memory = fingerprint_and_memory(tensor) if contents and tensor.is_cpu else (None, None)
+        self.digest = fingerprint(tensor) if contents and tensor.is_cpu else None
         self.writes: list[_Wrote] = []
 
 
@@ -210,22 +209,12 @@ class Writers:
         moved = argument.tensor._version != argument.version
         if isinstance(argument, Beside) and moved:
             return False
-        now = None if argument.digest is None else fingerprint_at(argument.tensor, argument.memory)
+        now = None if argument.digest is None else fingerprint(argument.tensor)
         return change(argument.digest, now, moved=moved, waits=True) is not Change.NO
 
     def backward_begins(self, call: Backward) -> End | None:
-        """Find gradients that will skip an undeclared write, and report them once the call has ended.
-
-        A call that stopped at an overwritten save counts too: the same write may have caused both. Returns what to call
-        at the end; None where there are no such gradients.
-        """
-        events = self._passed_by(call.outputs, call.inputs)
-
-        def ended(result: object, error: BaseException | None) -> None:
-            for event in events if error is None or isinstance(error, ClobberError) else ():
-                self._context.bus.notice(event)
-
-        return ended if events else None
+        """Return what reports, at the end of a call, the gradients that skip an undeclared write."""
+        return self._context.bus.at_end(self._passed_by(call.outputs, call.inputs))
 
     def _passed_by(self, outputs: Iterable[Any], inputs: Sequence[Any]) -> list[Undeclared]:
         """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import get_ident
 from types import FrameType
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.model.events import Read, Tensor, Write
+from noclobber.model.events import Tensor, Via, Write
 from noclobber.model.silent import Untracked
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, Record, record
-from noclobber.observe.core.sites import place_of, site_of
+from noclobber.observe.core.sites import place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api import graph, private
@@ -374,9 +374,8 @@ class UntrackedWrites:
                 if unseen.is_first(passed):
                     self._begun.append(unseen.target)
                     return
-                call: Literal["backward", "grad"] = "grad" if backward.call == "grad" else "backward"
                 tensor = unseen.described() if leaf is None else clobbers.tensor_of(leaf)
-                read = Read(node, site_of(backward.place), call)
+                read = clobbers.read_of(backward, node)
                 arrived.append(Untracked(_write(unseen, tensor), unseen.how, tensor, read, unseen.source))
 
         return gradient_arrives
@@ -395,16 +394,8 @@ def _drop(those: deque[T], one: T) -> None:
 
 
 def _write(unseen: _Unseen, tensor: Tensor) -> Write:
-    noted = unseen.record
-    return Write(
-        noted.written.op,
-        site_of(noted.place),
-        via="set_data" if unseen.how == "assigned" else "data" if unseen.how == "data" else "operator",
-        version_before=noted.version,
-        tensor=tensor,
-        step=noted.step,
-        in_forward=not noted.in_backward,
-    )
+    via: Via = "set_data" if unseen.how == "assigned" else "data" if unseen.how == "data" else "operator"
+    return replace(clobbers.write_of(unseen.record, tensor), via=via, version_after=None)
 
 
 def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Node | None, Node, int]]:

@@ -14,14 +14,15 @@ import torch
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.model.events import Read, Save, Write
+from noclobber.model.events import Save, Write
 from noclobber.model.tracebacks import without_own_frames
+from noclobber.observe import policy
 from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.reads import read_by
 from noclobber.observe.core.records import here, moment, reading
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import graph, private
@@ -139,10 +140,10 @@ def theirs(ask: Callable[[], tuple[Pack, Unpack] | None]) -> tuple[Pack, Unpack]
     return _wrapping.get(pair[0], pair) if pair is not None and isinstance(pair[0], FunctionType) else pair
 
 
-def around(context: Context, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
-    """Return hooks of noclobber's that call the hooks that the program pushed before this thread was watched."""
+def around(context: Context, pair: private.Pair) -> private.Pair:
+    """Return hooks of noclobber's that call a pair that the program pushed before this thread was watched."""
     context.python_in_backward = True
-    return _wrapped(context, context.core, *_wrapping.get(pack, (pack, unpack)))
+    return _wrapped(context, context.core, *_wrapping.get(pair[0], pair))
 
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
@@ -231,9 +232,8 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
         if context.contents is not None:
             kept.digest = fingerprint(tensor)
             context.contents.unread += kept.digest is None
-    if context.keeping and not kept.is_copy and tensors:
-        kept.spare = save_hooks.handle_of(tensor, kept.node, place, kept.digest)
-        context.live.unsorted.append(ref(kept.spare))
+    if not kept.is_copy and tensors:
+        kept.spare = policy.spare(context, tensor, kept.node, place, kept.digest)
     context.thread.packed.append(ref(kept))
     context.thread.history.nodes.append(kept.node)
     context.thread.history.places.append(place)
@@ -246,15 +246,13 @@ def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.
     if key is None or key == kept.key or private.version_of(part) is None:
         return None
     packed = _Packed(key, part, where=geometry(part))
-    packed.original = packed.spare = None
+    packed.original = None
     context.memory.expect(packed)
     if context.contents is not None and part.device == tensor.device:
         packed.digest = fingerprint(part)
         if (part.shape, part.dtype) == (tensor.shape, tensor.dtype) and stored_like(part) == stored_like(tensor):
             packed.original = fingerprint(tensor)
-    if context.keeping:
-        packed.spare = save_hooks.handle_of(part, kept.node, kept.place, packed.digest)
-        context.live.unsorted.append(ref(packed.spare))
+    packed.spare = policy.spare(context, part, kept.node, kept.place, packed.digest)
     return packed
 
 
@@ -323,7 +321,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
         clobber = make_clobber()
         if digest is not None or any(write.overlaps for write in clobber.writes):
             found.append(clobber)
-    clobbers.report(context, found)
+    policy.report(context, found)
 
 
 def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
@@ -355,7 +353,7 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     clobber = _clobber(context, kept, kept, tensor, node, current)()
     if digest is None and not any(write.overlaps for write in clobber.writes):
         return
-    clobbers.report(context, [clobber])
+    policy.report(context, [clobber])
 
 
 def _clobber(
@@ -382,6 +380,6 @@ def _clobber(
         writes = clobbers.writes_of(entries, current, known)
         if not any(write.overlaps for write in writes):
             writes = (Write("", via="foreign"),) if is_compared or not writes else writes
-        return Clobber(save, writes, Read(name, site_of(backward.place), clobbers.call_of(backward)), current)
+        return Clobber(save, writes, clobbers.read_of(backward, name), current)
 
     return clobber

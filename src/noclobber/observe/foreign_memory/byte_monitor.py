@@ -10,8 +10,8 @@ from weakref import ref
 
 import torch
 
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Record
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
 from noclobber.observe.torch_api import private
 from noclobber.observe.witness.digests import Digest, fingerprint

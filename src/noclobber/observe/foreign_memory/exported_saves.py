@@ -16,8 +16,8 @@ from noclobber.model.events import Handed, Tensor, Via, Write
 from noclobber.observe.core import interpose
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle, compare
 from noclobber.observe.core.records import Backward
-from noclobber.observe.core.save_hooks import Handle, compare
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.foreign_memory import exports, forked_children, line_tracer
 from noclobber.observe.foreign_memory.byte_monitor import ByteMonitor
@@ -64,7 +64,7 @@ class ExportedSaves:
             for handle in self._context.live.at(key):
                 self._watch(handle, key, frame, fresh=False)
 
-    def saved(self, handle: Handle) -> None:
+    def saved(self, handle: Handle, _: torch.Tensor) -> None:
         """Watch a new save if its memory is handed out. Called only while any memory is."""
         key = private.storage_key(handle.alias)
         if key in self.handed and self.is_out(key):
@@ -155,7 +155,8 @@ def arm(context: Context, way: Way) -> None:
         interpose.around_waiting(way, exported.entered)
     way.patches.put(sys, "gettrace", _without_ours(exported.lines, way))
     way.at_end(lambda: _disarm(context, exported))
-    forked_children.arm(exported.processes, exported.rest, way)
+    forked_children.arm(context, way, exported.processes, exported.rest)
+    context.take_saves(way, exported.saved, among=exported.handed)
     context.memory.foreign_writers = exported
     context.contents.handed = exported.handed
 

@@ -19,6 +19,7 @@ from noclobber.model.forks import at_fork
 from noclobber.model.overlap import Region, overlap
 from noclobber.observe.core import kernel_functions, optimizer_steps
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.torch_api import private
@@ -37,8 +38,6 @@ Where = tuple[int, tuple[int, ...], tuple[int, ...], int]
 """The fields of a Region, in bytes."""
 Word = tuple[int, str, Where | None, Place | None]
 """One note: the storage's key, the operator, the region written, and the place. `marshal` takes only plain values."""
-Before = Callable[[Written, torch.Tensor], Callable[[], object] | None]
-"""`kernel_functions.Sink.before`."""
 
 
 class Processes:
@@ -109,43 +108,33 @@ def is_shared(tensor: torch.Tensor) -> bool:
         return False
 
 
-_armed: list[tuple[Processes, Callable[[], None], Way]] = []
+_armed: list[tuple[Context, Processes, Callable[[], None], Way]] = []
 """The entry that is armed in this process; empty if none is."""
 
 
-def arm(processes: Processes, rest: Callable[[], None], way: Way) -> None:
+def arm(context: Context, way: Way, processes: Processes, rest: Callable[[], None]) -> None:
     """Act when this process forks. `rest` ends what a child must not go on with."""
-    _armed[:] = [(processes, rest, way)]
+    _armed[:] = [(context, processes, rest, way)]
     way.at_end(_armed.clear)
     at_fork(before=_before_fork, after_in_child=_in_child)
 
 
 def _before_fork() -> None:
-    for processes, _, way in _armed:
+    for _, processes, _, way in _armed:
         way.guarded(processes.open)
 
 
 def _in_child() -> None:
     """Watch the child's writes to shared memory, which the parent may ask about. The child's own saves are copies."""
-    for processes, rest, way in _armed:
-        way.guarded(partial(_watch_child, processes, rest, way))
+    for context, processes, rest, way in _armed:
+        way.guarded(partial(_watch_child, context, way, processes, rest))
 
 
-def _watch_child(processes: Processes, rest: Callable[[], None], way: Way) -> None:
-    sink = kernel_functions.sink()
+def _watch_child(context: Context, way: Way, processes: Processes, rest: Callable[[], None]) -> None:
     rest()
-    if sink is not None:
-        kernel_functions.send_to(sink._replace(before=_telling(processes, way, sink.before)))
+    if kernel_functions.told() is not None:
+        context.attend(way.entry(lambda written, tensor, _, frame: processes.tell(written, tensor, place_of(frame))))
         private.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(processes)))
-
-
-def _telling(processes: Processes, way: Way, before: Before) -> Before:
-    def then_tell(written: Written, tensor: torch.Tensor) -> Callable[[], object] | None:
-        after = before(written, tensor)
-        way.guarded(lambda: processes.tell(written, tensor, place_of(sys._getframe(1))))
-        return after
-
-    return then_tell
 
 
 def _telling_of_steps(processes: Processes) -> Callable[[torch.optim.Optimizer, object, object], None]:

@@ -130,11 +130,9 @@ def _same_call(call: Event, other: Event, truncated: bool, earlier: _Earlier) ->
     ):
         if len(wanted) != len(got):
             return f": {what} is missing, or there is one more"
-        for each, its in zip(wanted, got, strict=True):
-            same = _same(each, its)
-            if same is None:
-                return f": {what} differs"
-            exact &= same
+        if (same := _all_same(wanted, got)) is None:
+            return f": {what} differs"
+        exact &= same
     if truncated and call["kind"] == "backward" and all(_is_zero(gradient) for _, gradient, _ in call["leaves"]):
         return ": every gradient is zero"
     paired = _pair(call["leaves"], other["leaves"], truncated)
@@ -204,12 +202,10 @@ def same_before(right: Event, found: Event, which: str = "") -> tuple[str, bool]
 
     Returns in words what differs, empty where nothing does, and whether the loss is equal to the last bit.
     """
-    pairs = list(zip(right["roots"], found["roots"], strict=False))
-    same = [_same(one, other) for one, other in pairs]
-    if len(right["roots"]) != len(found["roots"]) or None in same:
+    same = _all_same(right["roots"], found["roots"])
+    if same is None:
         return f"the {which}loss is different", False
-    kept = next((said for what in ("buffers", "state") if (said := _kept_differ([right], [found], what))), "")
-    return kept, all(same)
+    return _kept_differ([right], [found], "buffers") or _kept_differ([right], [found], "state"), same
 
 
 def transforms(right: list[Event], found: list[Event]) -> int:
@@ -247,9 +243,7 @@ def says_nothing(events: list[Event]) -> bool:
 
 def same_loss(right: list[Seen], found: list[Seen]) -> bool:
     """Return True if two backward calls start from equal values."""
-    return len(right) == len(found) and all(
-        _same(one, other) is not None for one, other in zip(right, found, strict=True)
-    )
+    return _all_same(right, found) is not None
 
 
 def _calls(events: list[Event]) -> list[Event]:
@@ -296,6 +290,14 @@ def _same(right: Seen, found: Seen) -> bool | None:
     wide = torch.complex128 if right.is_complex() else torch.float64
     most = float(right.to(wide).abs().max()) * TOLERANCE.get(kind, 1e-5)
     return False if float((right.to(wide) - found.to(wide)).abs().max()) <= most else None
+
+
+def _all_same(right: list[Seen], found: list[Seen]) -> bool | None:
+    """Compare as many tensors or sketches as `_same` compares two; None also if one is missing."""
+    if len(right) != len(found):
+        return None
+    same = list(map(_same, right, found))
+    return None if None in same else all(same)
 
 
 def _pair(right: list[_Leaf], found: list[_Leaf], truncated: bool) -> bool | str:

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.observe.core import save_hooks
+from noclobber.observe.core import handles
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
 from noclobber.observe.gradient_trace.local_numbers import dense
 from noclobber.observe.gradient_trace.older_weights import Fresh
@@ -485,7 +485,7 @@ def saved_bytes(roots: list[Node]) -> int:
             had.add(getattr(_storage(leaf), "_cdata", 0))
         for saved in graph.saves_of_or_gone(node):
             content = graph.content(saved)
-            alias = content.alias if isinstance(content, save_hooks.Handle) else content
+            alias = content.alias if isinstance(content, handles.Handle) else content
             if isinstance(alias, torch.Tensor) and (storage := _storage(alias)) is not None:
                 kept.setdefault(storage._cdata, (storage, set()))[1].add(id(alias))
     return sum(

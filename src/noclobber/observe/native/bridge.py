@@ -15,12 +15,12 @@ import torch
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe.core import kernel_functions, reads, records, save_hooks, sites, write_kernels
+from noclobber.observe.core import handles, kernel_functions, reads, records, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.hot_path import Looks, SaveElsewhere
 from noclobber.observe.core.records import Backward, Record
-from noclobber.observe.core.save_hooks import Handle
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.written import Written
 from noclobber.observe.native.load import NotNative, load
@@ -32,9 +32,9 @@ from noclobber.observe.witness.witness import MemoryOf
 
 _CLASSES: tuple[type[Handle], ...] = (
     Handle,
-    save_hooks.OfView,
-    save_hooks.OfMadeAside,
-    save_hooks.OfOneOfSeveral,
+    handles.OfView,
+    handles.OfMadeAside,
+    handles.OfOneOfSeveral,
 )
 """By the number of `ViewKind` in saves.h."""
 
@@ -55,7 +55,7 @@ class Bridge:
             self._handle,
             self._guarded(partial(_is_alive, live)),
             self._guarded(partial(_is_alive, memory.rereads)),
-            self._guarded(_failed),
+            self._guarded(partial(_failed, context)),
         )
         self._moments = moments  # the buffer must not be moved while the native part has its address
         self.hand_over: Callable[[int | None], None] = native.hand_over
@@ -123,7 +123,7 @@ class Bridge:
 
     def enter(
         self,
-        hooks: save_hooks.Pair | None,
+        hooks: private.Pair | None,
         handed: object,
         *,
         contents: bool,
@@ -318,7 +318,6 @@ def _place_here() -> Place | None:
     return sites.place_of(frame_above(0))
 
 
-def _failed(written: Written, tensor: torch.Tensor | None, error: RuntimeError) -> None:
-    sink = kernel_functions.sink()
-    if sink is not None:
-        sink.failed(written._replace(arguments=((0, ""),), flag=None), (tensor,), {}, error)
+def _failed(context: Context, written: Written, tensor: torch.Tensor | None, error: RuntimeError) -> None:
+    if kernel_functions.told() is not None:
+        context.parts.refused(context, written._replace(arguments=((0, ""),), flag=None), (tensor,), {}, error)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from weakref import ref
 
 import torch
 
 from noclobber.model.kept import Kept
-from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.handles import Handle, Needed, Suspect, compare
 from noclobber.observe.core.records import Record
-from noclobber.observe.core.save_hooks import Handle, Hooks, Needed, Suspect, claim, compare
 from noclobber.observe.core.sites import site_of
 from noclobber.observe.torch_api import private
 from noclobber.observe.witness.digests import fingerprint, same
@@ -63,7 +61,7 @@ def give(context: Context, handle: Handle, suspect: Suspect, kept: torch.Tensor)
     """Let a save read a copy. It needs the old memory no more, which must be freed when the program drops it."""
     old, suspect.kept, handle.alias, handle.shown = handle.alias, kept, kept, None
     if handle.follows:  # it is looked for on its old memory too
-        context.live.unsorted.append(ref(handle))
+        context.live.add(handle)
     else:
         context.live.moved(handle, old)
 
@@ -77,23 +75,9 @@ NOT_COPIED = "writes to saves that PyTorch cannot copy"
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def with_sparse(hooks: Hooks, way: Way) -> Hooks:
-    """Return hooks that also copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
-    pack, unpack = hooks
-
-    def pack_sparse(tensor: torch.Tensor) -> Handle:
-        handle = pack(tensor)
-        if tensor.layout in _SPARSE:
-            way.guarded(lambda: _keep_sparse(handle))
-        return handle
-
-    private.never_compile(pack_sparse)
-    claim(pack_sparse)
-    return pack_sparse, unpack
-
-
-def _keep_sparse(handle: Handle) -> None:
-    if handle.suspect is None:
+def saved(context: Context, handle: Handle, tensor: torch.Tensor) -> None:
+    """Copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
+    if tensor.layout in _SPARSE and handle.suspect is None:
         with private.aside():
             kept = handle.alias.clone()
         handle.suspected().kept = kept

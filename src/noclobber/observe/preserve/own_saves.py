@@ -12,7 +12,7 @@ import torch
 
 from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.save_hooks import Handle, Needed, Suspect
+from noclobber.observe.core.handles import Handle, Needed, Suspect
 from noclobber.observe.core.sites import Place, caller, site_of
 from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.preserve import copy_before_write

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.model.events import Refusal
-from noclobber.model.kept import Kept
 from noclobber.model.report import Lost
-from noclobber.model.silent import Event
 from noclobber.observe.core import threads
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.engine import listening
@@ -28,20 +25,10 @@ class _Silent:
         self.contents = contents
         self.lost: Lost | None = None
 
-    def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
-        """Ignored: the error says it, if there is one."""
+    def _ignored(self, *_: Any, **__: Any) -> None:
+        """Ignored: what is about to be raised says it, or the program did not ask for it."""
 
-    def kept(self, one: Kept) -> None:
-        """Ignored: the copy is not made for a block of the program."""
-
-    def noticed(self, event: Event) -> None:
-        """Ignored: the error that follows says it."""
-
-    def refused(self, error: RuntimeError, refusal: Refusal) -> None:
-        """Ignored: PyTorch's own error says it."""
-
-    def checked(self, *, raised: bool) -> None:
-        """Ignored: `preserving` is no block of the program."""
+    clobbered = kept = noticed = refused = checked = _ignored
 
     def failed(self, lost: Lost) -> None:
         """Keep the first failure. `preserving` raises it, as a gradient may be wrong otherwise."""
@@ -57,7 +44,7 @@ def preserving(context: Context) -> Iterator[None]:
             yield
         return
     silent = _Silent(contents=context.contents is not None or not context.watching)
-    context.subscribe(silent)
+    context.parts.subscribe(silent)
     threads.enter(context)
     try:
         with listening(context):
@@ -65,6 +52,6 @@ def preserving(context: Context) -> Iterator[None]:
     finally:
         if not entered:
             threads.leave(context)
-        context.unsubscribe(silent)
+        context.parts.unsubscribe(silent)
     if silent.lost is not None:
         raise ClobberError(f"noclobber failed to keep what a checkpointed region needs: {silent.lost.why}")

@@ -544,13 +544,6 @@ def library(namespace: str) -> Any:
     return make(namespace, "IMPL")
 
 
-def function(name: str) -> Callable[..., object] | None:
-    """Return the method of a plain tensor, or the function, that has this name in PyTorch's Python API, past what the
-    program may have put in its place; None if there is none."""
-    owners = (lookup("_C.TensorBase"), lookup("_C._VariableFunctions"))
-    return next((found for owner in owners if (found := getattr(owner, name, None)) is not None), None)
-
-
 def takes_numbers(operator: str) -> bool:
     """Return True if an operator ("aten::add_") takes a Python number where its schema says Tensor."""
     return _takes_numbers(operator.partition("::")[2])

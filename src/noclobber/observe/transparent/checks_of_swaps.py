@@ -9,7 +9,7 @@ import torch
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.save_hooks import Aside, Handle, Needed, is_result
+from noclobber.observe.core.handles import Aside, Handle, Needed, is_result
 from noclobber.observe.torch_api import private
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.observe.core import save_hooks
+from noclobber.observe.core import handles, save_hooks
 from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -52,7 +52,7 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
         inputs = list(_inputs_of(private.current_node()))
         return _original(tensor, inputs), _of_inference_mode(tensor, inputs)
 
-    def pack_again(tensor: torch.Tensor) -> save_hooks.Handle:
+    def pack_again(tensor: torch.Tensor) -> handles.Handle:
         instead, refused = way.guarded(lambda: originals(tensor)) or (tensor, None)
         if refused is not None:
             # The program gave this input memory from inference mode. PyTorch refuses to save that, and views of it, so
@@ -60,20 +60,18 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
             native_saves.make(refused)
         return pack(instead)
 
-    private.never_compile(pack_again)
-    save_hooks.claim(pack_again)
-    return pack_again, unpack
+    return save_hooks.claim(pack_again), unpack
 
 
-def _inputs_of(node: Node | None) -> Iterator[save_hooks.Handle]:
+def _inputs_of(node: Node | None) -> Iterator[handles.Handle]:
     """Yield the handles of the inputs that a node has saved; nothing for None."""
     for saved in graph.saves_of_or_gone(node) if node is not None else ():
         held = graph.content(saved)
-        if isinstance(held, save_hooks.Handle) and graph.output_of(node, saved.field) is None:
+        if isinstance(held, handles.Handle) and graph.output_of(node, saved.field) is None:
             yield held
 
 
-def _original(tensor: torch.Tensor, inputs: Iterable[save_hooks.Handle]) -> torch.Tensor:
+def _original(tensor: torch.Tensor, inputs: Iterable[handles.Handle]) -> torch.Tensor:
     """Return the input that `tensor` was unpacked from; `tensor` itself where there is none."""
     for handle in inputs:
         original = handle.tensor()
@@ -82,7 +80,7 @@ def _original(tensor: torch.Tensor, inputs: Iterable[save_hooks.Handle]) -> torc
     return tensor
 
 
-def _of_inference_mode(tensor: torch.Tensor, inputs: Iterable[save_hooks.Handle]) -> torch.Tensor | None:
+def _of_inference_mode(tensor: torch.Tensor, inputs: Iterable[handles.Handle]) -> torch.Tensor | None:
     """Return the input on memory from inference mode that a tensor shares; None where there is none."""
     originals = (original for handle in inputs if (original := handle.tensor()) is not None)
     key = private.storage_key(tensor)

@@ -8,7 +8,7 @@ import torch
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.save_hooks import Handle, Suspect
+from noclobber.observe.core.handles import Handle, Suspect
 from noclobber.observe.torch_api import graph, native_saves, private
 
 _NOTHING = torch.empty(0, device="cpu")

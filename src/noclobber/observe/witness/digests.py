@@ -212,21 +212,6 @@ def digest_of(memory: Shown) -> int:
     return hash_of(view if pieces is None else b"".join(pieces(view)))
 
 
-def fingerprint_and_memory(tensor: torch.Tensor) -> tuple[Digest, Shown | None]:
-    """Return what `fingerprint` returns, and what shows the memory to `fingerprint_at` later."""
-    memory = shown(tensor)
-    if memory is None or not _has_all(tensor):
-        return fingerprint(tensor), None
-    return digest_of(memory), memory
-
-
-def fingerprint_at(tensor: torch.Tensor, memory: Shown | None) -> Digest:
-    """Return what `fingerprint` returns, sooner if the tensor still lies where `memory` shows it."""
-    if memory is None or private.bytes_at(tensor) != memory[1]:
-        return fingerprint(tensor)
-    return digest_of(memory)
-
-
 @lru_cache(maxsize=4096)
 def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan | None:
     """Return how to read a tensor that is not contiguous; None unless it is a few rows, equally far apart."""
