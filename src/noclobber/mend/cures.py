@@ -79,6 +79,7 @@ SOUND: tuple[Mend, ...] = (
     value_cloned,
     argument_cloned,
     given_new,
+    detached,
     reordered,
     into_clone,
     written_anew,
