@@ -81,6 +81,7 @@ SOUND: tuple[Mend, ...] = (
     given_new,
     detached,
     reordered,
+    put_off,
     into_clone,
     written_anew,
     without_flag,
