@@ -61,7 +61,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for end in dict.fromkeys((loop.body[-1], file.block(read.row)[-1])) if texts else ():
         edit = after(file, end, *texts) if file.indent(end) is not None else None
-        for more in ([retained, []] if retained else [[]]) if edit is not None else ():
+        for more in [retained, *[[]] * bool(retained)] if edit is not None else ():
             is_sound = is_known and end is loop.body[-1] and more is retained
             yield Change(title, (*more, edit), 1 + (more is not retained), is_sound=is_sound)
 
