@@ -2,7 +2,7 @@
 
 Sound where it was seen through which states a backward reached an older graph, and these are all, and the loop around
 it steps an optimizer: no gradient can reach back over the step, whose old weights are gone. Each turn of the loop comes
-to its end, where the states are detached.
+to its end, where the states are detached, and each runs the backward.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def detached(scene: Scene) -> Iterator[Change]:
 
 
 def _carried(scene: Scene) -> Iterator[Change]:
-    """Detach what one turn of the loop around the backward hands to the next, as it was seen: at the end of the loop,
-    or at the end of the block of the backward, such as an `if`.
+    """Detach what one turn of the loop around the backward hands to the next, as it was seen: at the end of the block
+    of the backward, such as an `if`, or at the end of the loop, which may cut more often.
 
     `retain_graph=True` is taken away first, if no other backward of the loop may need it; then it stays.
     """
@@ -59,11 +59,11 @@ def _carried(scene: Scene) -> Iterator[Change]:
     is_known = event.are_all_carried and all(lines) and calls(loop, "step") and _ends_alike(loop)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
-    for end in dict.fromkeys((loop.body[-1], file.block(read.row)[-1])) if texts else ():
+    for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1])) if texts else ()):
         edit = after(file, end, *texts) if file.indent(end) is not None else None
         for more in [retained, *[[]] * bool(retained)] if edit is not None else ():
-            is_sound = is_known and end is loop.body[-1] and more is retained
-            yield Change(title, (*more, edit), 1 + (more is not retained), is_sound=is_sound)
+            is_sound = is_known and read.row in loop.body and more is retained
+            yield Change(title, (*more, edit), 1 + later + (more is not retained), is_sound=is_sound)
 
 
 def _ends_alike(loop: Loop) -> bool:
@@ -80,7 +80,7 @@ def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> st
     name, kind = state.name, state.kind
     if state.variable and is_carried(site, state.variable):
         name, kind = state.variable, "name"
-    elif kind == "name" and (site is None or site.code not in [one.code for one in state.scopes]):
+    elif kind == "name" and (site is None or site.code.co_name not in [one.code.co_name for one in state.scopes]):
         return ""
     if re.split(r"\W", name)[0] not in names_used(file.scope(read.row)):
         return ""
