@@ -5,8 +5,7 @@ the program stay as they are, and so does who shares memory with whom, but for t
 nothing else holds. The gradient passes through the clone.
 
 - An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
-- An argument of PyTorch's own code that is the written tensor by its name: `h[t]` of `net(h[t])`. Nothing in the file is
-  built to write in place what it is given.
+- An argument of a function of PyTorch that is the written tensor, by its name.
 - A result: what the expression gives is a clone, so the program writes to that and never to what is saved. An operator
   in place is none, as its result is its input's memory.
 
@@ -22,7 +21,6 @@ from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holding import arguments_of, writes_through
 from noclobber.mend.resolving import function_called, module_called
 from noclobber.mend.scene import Scene
-from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Cure
 from noclobber.model.operators import KEPT, NODES
 from noclobber.rules.shared.wording import listed, stem
@@ -243,30 +241,22 @@ def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
 
 
 def _given_to_library(place: Place, scene: Scene) -> list[ast.expr]:
-    """Return the arguments of a call of PyTorch's own code that are the tensor, by its name or that of the write:
-    `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`, `h[t]` of `net(h[t])`.
+    """Return the arguments of a function of PyTorch that are the tensor, by its name or that of the write:
+    `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`.
 
     None where another argument may be a view of it, or where the call may write what it is given.
     """
-    file, save, event = place.file, place.node, scene.finding.event
-    site = event.save.site if isinstance(event, Clobber) else None
-    if (
-        not isinstance(save, ast.Call)
-        or has_stars(save)
-        or writes(save)
-        or any(one.arg == "inplace" for one in walk(file.tree, ast.keyword))
-    ):
+    file, save = place.file, place.node
+    if not isinstance(save, ast.Call) or has_stars(save) or writes(save):
         return []
-    is_torch = isinstance(save.func, ast.Attribute) and last_name(save.func.value) in NAMESPACES
-    if not is_torch and (site is None or site.inside is None or function_called(file, save.func, save) is not None):
+    if not isinstance(save.func, ast.Attribute) or last_name(save.func.value) not in NAMESPACES:
         return []
     here = [one for one in scene.writes() if one.name and one.file.scope(one.statement) is file.scope(save)]
     names = {one.name for one in here} | {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     given = [*save.args, *(one.value for one in save.keywords)]
     parts = [part for one in given for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
     found = [one for one in parts if dotted(base_of(one)) in names]
-    others = [one for one in parts if one not in found]
-    made = [definition(file, base_of(one), save) for one in others]
+    made = [definition(file, base_of(one), save) for one in parts if one not in found]
     return [] if any(dotted(base_of(one)) in names for one in made if one is not None) else found
 
 
