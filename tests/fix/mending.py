@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import dedent
 from typing import Any, Literal
 
 from noclobber.fix.edits.source import Source
 from noclobber.mend.cures import candidates
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Kind, Read, Refusal, Save, Tensor, Write
+from noclobber.model.events import Carried, Kind, Read, Refusal, Save, Tensor, Write
 from noclobber.model.finding import Cause, Finding, Label, Role
 from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Drift, Event, GradientWrite, LostHook, Overwritten, Undeclared, Untracked
@@ -39,14 +40,21 @@ def finding(
     name: str = "",
     cause: Cause | None = None,
     unchecked: Unchecked = "",
+    carried: Sequence[Carried] = (),
     **labels: str,
 ) -> Finding:
-    """A finding of a code whose labels stand at snippets: `write="h += 1"`."""
+    """A finding of a code whose labels stand at snippets: `write="h += 1"`. The states that are `carried` are all."""
     roles: dict[str, Role] = {"save": "save", "write": "write", "freed": "read", "read": "read", "create": "create"}
     made = tuple(Label(roles[role], span(source, text), "", role == "write") for role, text in labels.items())
     sites = [told_site(span(source, labels["write"]))] if "write" in labels else []
     happened = clobber(field=field, op=op, kind=kind, name=name, unchecked=unchecked, sites=sites)
-    return Finding(code, "a rule", "error", "", made, cause=cause).about(event_of(code, happened))
+    event = event_of(code, happened)
+    if carried and isinstance(event, (Clobber, Refusal)):
+        site = told_site(span(source, labels["read"]))
+        scoped = tuple(replace(one, scopes=(site,)) for one in carried)
+        event = replace(event, carried=scoped, are_all_carried=True)
+        event = replace(event, read=Read("", site)) if isinstance(event, Clobber) else replace(event, site=site)
+    return Finding(code, "a rule", "error", "", made, cause=cause).about(event)
 
 
 def event_of(code: str, happened: Clobber) -> Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from noclobber.model.events import Carried
 from noclobber.model.finding import Cause
 from tests.fix.mending import changes, mended
 
@@ -103,7 +104,20 @@ def test_agents_step_in_a_loop_of_their_own() -> None:
     ]
 
 
-def test_the_carried_state_is_detached_and_the_graph_no_longer_retained() -> None:
+STATES = [
+    (Carried("state"), "state = state.detach()"),
+    (Carried("state[0]", "tuple", whole="tuple"), "state = tuple(one.detach() for one in state)"),
+    (Carried("net.h", "attribute"), "net.h = net.h.detach()"),
+    (Carried("net.hs[1]", "item", whole="list"), "net.hs[:] = [one.detach() for one in net.hs]"),
+    (
+        Carried("net.hs['a']", "item", whole="dict"),
+        "net.hs.update({key: one.detach() for key, one in net.hs.items()})",
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "text"), STATES, ids=[one.name for one, _ in STATES])
+def test_the_carried_state_is_detached_and_the_graph_no_longer_retained(state: Carried, text: str) -> None:
     source = """
         for x in chunks:
             y, state = net(x, state)
@@ -111,15 +125,26 @@ def test_the_carried_state_is_detached_and_the_graph_no_longer_retained() -> Non
             y.sum().backward(retain_graph=True)
             opt.step()
     """
-    found = changes("NC103", source, write="opt.step()", read="y.sum().backward(retain_graph=True)", op="SGD.step")
-    assert found[0] == "y.sum().backward()\nstate = state.detach()"
-    assert "state = state.detach()" in found
-    assert "y.sum().backward()\nstate = tuple(t.detach() for t in state)" in found
+    about = {"write": "opt.step()", "read": "y.sum().backward(retain_graph=True)", "op": "SGD.step"}
+    found = changes("NC103", source, carried=[state], **about)
+    assert found[0] == f"y.sum().backward()\n{text}"
+    assert text in found
+    assert not any("detach" in one for one in changes("NC103", source, **about))
+
+
+def test_an_item_of_what_holds_more_than_tensors_and_a_variable_of_another_function_are_not_detached() -> None:
+    source = """
+        for x in chunks:
+            net(x).sum().backward()
+            opt.step()
+    """
+    for state in (Carried("net.hs[1]", "item"), Carried("inner.state", "attribute")):
+        found = changes("NC104", source, read="net(x).sum().backward()", carried=[state])
+        assert not any("detach" in one for one in found)
 
 
 @pytest.mark.parametrize("opens", ["if (t + 1) % 4 == 0:", "try:"])
-def test_a_state_is_detached_in_the_block_of_the_backward_first(opens: str) -> None:
-    """At the end of the loop it would be detached in each turn, or after an error too."""
+def test_a_state_is_detached_at_the_end_of_the_loop_or_of_the_block_of_the_backward(opens: str) -> None:
     source = f"""
         for t, x in enumerate(data):
             y, h = rnn(x, h)
@@ -128,34 +153,9 @@ def test_a_state_is_detached_in_the_block_of_the_backward_first(opens: str) -> N
                 opt.step()
             {"except RuntimeError: pass" if opens == "try:" else "print(t)"}
     """
-    found = mended("NC104", source, read="y.sum().backward()", save="rnn(x, h)")
-    (first, *_) = [one for one in found if "h = h.detach()" in one]
-    assert "        opt.step()\n        h = h.detach()\n" in first
-
-
-def test_two_carried_states_are_detached_together() -> None:
-    source = """
-        for x in chunks:
-            h, c = cell(x, (h, c))
-            h.sum().backward()
-    """
-    found = changes("NC104", source, read="h.sum().backward()", cause=Cause.CARRIED)
-    assert found[0] == "h, c = h.detach(), c.detach()"
-
-
-def test_the_state_of_a_module_is_detached_by_the_loop() -> None:
-    source = """
-        class Cell(nn.Module):
-            def forward(self, x):
-                self.h = self.rnn(x, self.h)
-                return self.h
-
-        for x in range(3):
-            net(x).sum().backward()
-    """
-    found = changes("NC104", source, read="net(x).sum().backward()", save="self.rnn(x, self.h)", cause=Cause.CARRIED)
-    assert found[0] == "net.h = net.h.detach()"
-    assert "self.h = self.rnn(x, self.h).detach()" in found
+    found = mended("NC104", source, read="y.sum().backward()", save="rnn(x, h)", carried=[Carried("h")])
+    ends = [one for one in found if "h = h.detach()" in one]
+    assert any("        opt.step()\n        h = h.detach()\n" in one for one in ends)
 
 
 def test_the_first_of_two_backwards_keeps_the_graph() -> None:

@@ -176,6 +176,21 @@ def test_an_update_after_a_backward_call_is_compared_at_the_next_one(bench):
     assert it.judged((update, "w.data.sub_(0.2 * w.grad)")).differs
 
 
+def test_gradients_that_autograd_grad_returns_are_checked_too(bench):
+    """They arrive at no leaf; each leaf of the graph is asked for."""
+    text = (
+        "import torch\n"
+        "w = torch.ones(3, requires_grad=True)\n"
+        "for _ in range(2):\n"
+        "    (g,) = torch.autograd.grad((w**3).sum(), (w,))\n"
+        "    w -= 0.1 * g\n"
+        "(w**2).sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.judged(("w -= 0.1 * g", "w.data.sub_(0.1 * g)")).level is Level.CHECKED
+    assert it.judged(("w -= 0.1 * g", "w.data.sub_(0.2 * g)")).differs
+
+
 def test_an_update_after_the_last_backward_call_is_compared_in_the_end(bench):
     it = bench(programs.LEAF.replace("range(3)", "range(1)").replace("print", "str"))
     update = "w -= 0.1 * w.grad"

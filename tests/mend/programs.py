@@ -31,7 +31,71 @@ def _squared(x):
     return x.new_tensor([[0.0], [1.0], [4.0]])
 
 
+def _divided(x, w):
+    """The gradients of tanh of the left half of `x @ w` times sigmoid of its right half, by hand."""
+    h = (x @ w).detach()
+    a, b = h[:, :2].tanh(), h[:, 2:].sigmoid()
+    g = h.clone()
+    g[:, :2], g[:, 2:] = b * (1 - a * a), a * b * (1 - b)
+    return [g @ w.t(), x.t() @ g]
+
+
 SOUND = {
+    "a name in a list that an operator is given": """
+class Queue:
+    def __init__(self):
+        self.rows = torch.ones(4, 5, dtype=torch.float64)
+    def put(self, t):
+        self.rows[:, 0] = t
+    def score(self, t):
+        return torch.einsum("nc,ck->nk", [t, self.rows])
+
+def run():
+    queue = Queue()
+    y = queue.score(x @ w)
+    queue.put(torch.zeros(4, dtype=torch.float64))
+    y.sum().backward()
+""",
+    "one of a pair that nothing reads again": """
+def turned(state):
+    a, b = state
+    y = a * b
+    a.add_(1)
+    return y + a
+
+def run():
+    turned((torch.sigmoid(x @ w), torch.tanh(x @ w))).sum().backward()
+""",
+    "items of a dict, in a loop of its keys": """
+class Memory:
+    def __init__(self):
+        self.slots = {}
+    def read(self, t):
+        if "a" not in self.slots:
+            self.slots["a"] = torch.ones_like(t)
+        return self.slots["a"] * t
+    def fade(self):
+        for key in self.slots:
+            self.slots[key].mul_(0.5)
+
+def run():
+    memory, total = Memory(), 0
+    for _ in range(3):
+        total = total + memory.read(x @ w).sum()
+        memory.fade()
+    total.backward()
+""",
+    "weights that move before the backward": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+with torch.no_grad():
+    net.weight.copy_(torch.eye(4))
+
+def run():
+    loss = net(x @ w).square().sum()
+    with torch.no_grad():
+        net.weight.mul_(0.5)
+    loss.backward()
+""",
     "returned by a helper that scales its argument": """
 def unit_(t):
     size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
@@ -530,6 +594,16 @@ def run():
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
 REFUSED = {
+    "both parts of what was divided": (
+        """
+def run():
+    a, b = (x @ w).chunk(2, 1)
+    a.tanh_()
+    b.sigmoid_()
+    (a * b).sum().backward()
+""",
+        _divided,
+    ),
     "an update by hand": (
         """
 def run():
@@ -644,6 +718,29 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "one of a pair that the caller reads again": """
+def turned(state):
+    a, b = state
+    y = a * b
+    a.add_(1)
+    return y + a
+
+def run():
+    pair = torch.sigmoid(x @ w), torch.tanh(x @ w)
+    y = turned(pair)
+    (y + pair[0]).sum().backward()
+""",
+    "weights that move in a function of the loss's reader": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+def run():
+    loss = net(x @ w).square().sum()
+    with torch.no_grad():
+        net.weight.mul_(0.5)
+    seen = net(x.detach()).sum()
+    loss.backward()
+    return seen
+""",
     "returned by a helper whose argument the caller reads again": """
 def unit_(t):
     size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)

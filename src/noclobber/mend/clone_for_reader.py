@@ -5,6 +5,7 @@ the program stay as they are, and so does who shares memory with whom, but for t
 nothing else holds. The gradient passes through the clone.
 
 - An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
+- An argument of a function of PyTorch that is the written tensor, by its name.
 - A result: what the expression gives is a clone, so the program writes to that and never to what is saved. An operator
   in place is none, as its result is its input's memory.
 
@@ -143,8 +144,10 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if not isinstance(save, ast.expr):
         return None
     operands = [_operand(file, save, node, one) or _applied_to(file, save, scene) for one in scene.finding.fields]
-    if None not in operands:
-        kept = list(dict.fromkeys(one for one in operands if one is not None))
+    kept = list(dict.fromkeys(one for one in operands if one is not None))
+    if None in operands:
+        kept = [] if set(scene.finding.fields) & set(_RESULTS) else _given_to_library(place, scene)
+    if kept:
         texts = dict.fromkeys(file.source(one) for one in kept)
         edits = tuple(append(file, one, ".clone()") for one in kept)
         clones = "a clone" if len(kept) == 1 else "clones"
@@ -236,6 +239,26 @@ def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
     if made is not None:
         return _keeps_result(called(made), node) and not is_flagged(made)
     return isinstance(save.func, ast.Attribute) and _keeps_result(called(save), node)
+
+
+def _given_to_library(place: Place, scene: Scene) -> list[ast.expr]:
+    """Return the arguments of a function of PyTorch that are the tensor, by its name or that of the write:
+    `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`.
+
+    None where another argument may be a view of it, or where the call may write what it is given.
+    """
+    file, save = place.file, place.node
+    if not isinstance(save, ast.Call) or has_stars(save) or writes(save):
+        return []
+    if not isinstance(save.func, ast.Attribute) or last_name(save.func.value) not in NAMESPACES:
+        return []
+    here = [one for one in scene.writes() if one.name and one.file.scope(one.statement) is file.scope(save)]
+    names = {one.name for one in here} | {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
+    given = [*save.args, *(one.value for one in save.keywords)]
+    parts = [part for one in given for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
+    found = [one for one in parts if dotted(base_of(one)) in names]
+    made = [definition(file, base_of(one), save) for one in parts if one not in found]
+    return [] if any(dotted(base_of(one)) in names for one in made if one is not None) else found
 
 
 def _applied_to(file: File, save: ast.expr, scene: Scene) -> ast.expr | None:

@@ -1,19 +1,29 @@
-"""Detached values: state carried between iterations, values that one loss passes to another, graphs kept in vain."""
+"""Detached values: state carried between iterations, values that one loss passes to another, graphs kept in vain.
+
+Sound where it was seen through which states a backward reached an older graph, and these are all, and the loop around
+it steps an optimizer: no gradient can reach back over the step, whose old weights are gone. Each turn of the loop comes
+to its end, where the states are detached, and each runs the backward.
+"""
 
 from __future__ import annotations
 
 import ast
-import builtins
+import re
 from collections.abc import Iterator
 from itertools import islice
 
 from noclobber.mend.change import Change
 from noclobber.mend.forwards_in_loops import steps_in_loop
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cause, Edit
+from noclobber.model.clobber import Clobber
+from noclobber.model.events import Carried, Refusal
+from noclobber.model.finding import Cause
+from noclobber.model.source import Site
+from noclobber.model.units import listed
+from noclobber.rules.shared.built_once import is_carried
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
-from noclobber.syntax.names import called, dotted, is_stored, keyword, named
-from noclobber.syntax.tree import File, Loop, Scope, functions, last_line, walk
+from noclobber.syntax.names import called, calls, dotted, is_stored, keyword, names_used
+from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
 
 MOST_DETACHED = 3
 """Values of one loss that are tried detached."""
@@ -33,31 +43,54 @@ def detached(scene: Scene) -> Iterator[Change]:
 
 
 def _carried(scene: Scene) -> Iterator[Change]:
-    """`state = state.detach()` after the backward, for what one turn of the loop around it hands to the next: at the
-    end of the block of the backward, such as an `if` or a `try`, and at the end of the loop.
+    """Detach what one turn of the loop around the backward hands to the next, as it was seen: at the end of the block
+    of the backward, such as an `if`, or at the end of the loop, which may cut more often.
 
-    With `retain_graph=True` taken away where it is there, and then without that.
+    `retain_graph=True` is taken away first, if no other backward of the loop may need it; then it stays.
     """
-    read = scene.place("read")
+    read, event = scene.place("read"), scene.finding.event
     loops = read.file.loops(read.row) if read is not None else []
-    if read is None or not loops or read.file.indent(loops[0].body[0]) is None:
+    if read is None or not loops or not isinstance(event, (Clobber, Refusal)):
         return
     file, loop = read.file, loops[0]
-    calls = (without_retaining(file, one) for one in walk(read.row, ast.Call))
-    retained = next((edit for edit in calls if edit is not None), None)
-    lines = [*_forms(file, _carried_names(file, loop)), *_attributes(scene, file, loop)]
-    ends = list(dict.fromkeys((file.block(read.row)[-1], loop.body[-1])))
-    for text in dict.fromkeys(lines):
-        for later, end in enumerate(ends):
-            edit = after(file, end, text)
-            if edit is None:
-                continue
-            title = f"detach what is carried to the next iteration: `{text}`"
-            if retained is not None:
-                yield Change(title, (retained, edit), 1 + later)
-            yield Change(title, (edit,), 1 + later + (retained is not None))
-    for one in _stores(scene):
-        yield Change("keep the state without its graph", (one,), 3)
+    site = event.read.site if isinstance(event, Clobber) else event.site
+    lines = [_detaching(file, read, site, one) for one in event.carried]
+    texts = list(dict.fromkeys(filter(None, lines)))
+    is_known = event.are_all_carried and all(lines) and calls(loop, "step") and _ends_alike(loop)
+    retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
+    title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
+    for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1])) if texts else ()):
+        edit = after(file, end, *texts) if file.indent(end) is not None else None
+        for more in [retained, *[[]] * bool(retained)] if edit is not None else ():
+            is_sound = is_known and read.row in loop.body and more is retained
+            yield Change(title, (*more, edit), 1 + later + (more is not retained), is_sound=is_sound)
+
+
+def _ends_alike(loop: Loop) -> bool:
+    """Return True if a loop has one backward, and each turn that another one follows comes to the end of its body."""
+    backwards = [one for one in walk(loop, ast.Call) if called(one) in ("backward", "grad")]
+    return len(backwards) == 1 and next(walk(loop, ast.Continue, ast.Try), None) is None
+
+
+def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> str:
+    """Return the statement that detaches a state where the backward stands; empty if none is known there.
+
+    A list or dict is detached whole: other turns of the loop may carry its other items.
+    """
+    name, kind = state.name, state.kind
+    if state.variable and is_carried(site, state.variable):
+        name, kind = state.variable, "name"
+    elif kind == "name" and (site is None or site.code.co_name not in [one.code.co_name for one in state.scopes]):
+        return ""
+    if re.split(r"\W", name)[0] not in names_used(file.scope(read.row)):
+        return ""
+    whole = name.rpartition("[")[0]
+    forms = {
+        "list": f"{whole}[:] = [one.detach() for one in {whole}]",
+        "tuple": f"{whole} = tuple(one.detach() for one in {whole})",
+        "dict": f"{whole}.update({{key: one.detach() for key, one in {whole}.items()}})",
+    }
+    return forms.get(state.whole, "") if kind in ("item", "tuple") else f"{name} = {name}.detach()"
 
 
 def _kept_in_place(scene: Scene) -> Iterator[Change]:
@@ -105,83 +138,10 @@ def _retained(scene: Scene) -> Iterator[Change]:
         yield Change("keep the graph for the second backward", (edit,), 1)
 
 
-def _carried_names(file: File, loop: Loop) -> list[str]:
-    """Return names that the loop reads before it assigns them: one turn passes them to the next."""
-    stored: dict[str, int] = {}
-    read: dict[str, int] = {}
-    rows = [one for row in loop.body for one in walk(row, ast.stmt)]
-    for one in rows:
-        if isinstance(one, ast.AugAssign) and not _is_count(one.value):
-            for name in _names(one.target):
-                stored.setdefault(name, one.lineno)
-                read.setdefault(name, one.lineno)
-        for target in one.targets if isinstance(one, ast.Assign) else ():
-            for name in _names(target):
-                stored.setdefault(name, one.lineno)
-    for row in loop.body:
-        for use in named(row):
-            name = dotted(use)
-            if name in stored and _is_value(file, use):
-                read[name] = min(read.get(name, use.lineno), use.lineno)
-    return [name for name, line in stored.items() if read.get(name, line + 1) <= line]
-
-
-def _is_count(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, int)
-
-
 def _names(target: ast.expr) -> list[str]:
     if isinstance(target, (ast.Tuple, ast.List)):
         return [name for one in target.elts for name in _names(one)]
     return [dotted(target)] if dotted(target) else []
-
-
-def _forms(file: File, names: list[str]) -> list[str]:
-    """How names are detached: each as a tensor, as the tuple of an LSTM, all together."""
-    singles = {name: [f"{name} = {name}.detach()", f"{name} = tuple(t.detach() for t in {name})"] for name in names}
-    if "LSTM(" in file.text:
-        singles = {name: forms[::-1] for name, forms in singles.items()}
-    together = f"{', '.join(names)} = {', '.join(f'{one}.detach()' for one in names)}"
-    found = [together] if len(names) > 1 else []
-    for which in (0, 1):
-        found += [forms[which] for forms in singles.values()]
-    return found
-
-
-def _attributes(scene: Scene, file: File, loop: Loop) -> list[str]:
-    """`net.h = net.h.detach()` for attributes that the method which saved assigns, on what the loop calls."""
-    found = []
-    for place in scene.places("save"):
-        owner = place.file.class_of(place.row)
-        stored = _stored_attributes(owner) if owner is not None else []
-        for name in dict.fromkeys(dotted(one.func) for one in walk(loop, ast.Call)):
-            is_object = name and not name.startswith(("torch", "F.", "nn.")) and not hasattr(builtins, name)
-            if is_object and not name.rpartition(".")[2].endswith(("backward", "step", "zero_grad")):
-                found += _forms(file, [f"{name}.{one}" for one in stored])
-    return found
-
-
-def _stored_attributes(owner: ast.ClassDef) -> list[str]:
-    names = [name for one in _assignments(owner) for target in one.targets for name in _names(target)]
-    own = [name[5:] for name in names if name.startswith("self.") and name.count(".") == 1]
-    return list(dict.fromkeys(own))
-
-
-def _assignments(owner: ast.ClassDef) -> Iterator[ast.Assign]:
-    """The assignments of a class's methods, but for those of `__init__`."""
-    for function in functions(owner):
-        if function.name != "__init__":
-            yield from walk(function, ast.Assign)
-
-
-def _stores(scene: Scene) -> Iterator[Edit]:
-    """`self.h = h` as `self.h = h.detach()`, in the class that saved."""
-    for place in scene.places("save"):
-        owner = place.file.class_of(place.row)
-        for one in _assignments(owner) if owner is not None else ():
-            plain = isinstance(one.value, (ast.Name, ast.Call, ast.Subscript))
-            if dotted(one.targets[0]).startswith("self.") and plain:
-                yield append(place.file, one.value, ".detach()")
 
 
 def _losses(scope: Scope, until: ast.stmt, of: ast.stmt | None = None) -> list[ast.expr]:

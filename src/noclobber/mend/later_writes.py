@@ -8,6 +8,8 @@ that no statement in between reads what is written, by any name. That is known o
   held by one name of the function and by nothing else, and the write does not mention that name.
 
 The write in turn may not depend on what the statements in between change: on a gradient, or on a name that they bind.
+So the change is sound for weights, whose writes are part of no graph, where the statement makes all writes that were
+seen. Tried is the same for what is no weight.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ def put_off(scene: Scene) -> Iterator[Change]:
     cost = 1 if scene.kind == "parameter" or scene.drifts else 4
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
     for write in scene.writes():
-        yield from _put_off(read, write, cost)
+        yield from _put_off(scene, read, write, cost)
 
 
-def _put_off(read: Place, write: WriteSyntax, cost: int) -> Iterator[Change]:
+def _put_off(scene: Scene, read: Place, write: WriteSyntax, cost: int) -> Iterator[Change]:
     file, scope, target = read.file, read.file.scope(read.row), list[ast.AST]([write.statement])
     writer = write.file.scope(write.statement)
     if writer is not scope and isinstance(writer, FUNCTION):
@@ -62,7 +64,10 @@ def _put_off(read: Place, write: WriteSyntax, cost: int) -> Iterator[Change]:
             continue
         lines = lines_of(file, rows[first])
         put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
-        yield Change("make this change after the backward", (whole_lines(file, *lines), put), cost, Cure.LATER)
+        own = range(rows[first].lineno, last_line(rows[first]) + 1)
+        is_sound = scene.is_clobber and scene.kind == "parameter" and scene.lines_written(file) <= set(own)
+        edits = (whole_lines(file, *lines), put)
+        yield Change("make this change after the backward", edits, cost, Cure.LATER, is_sound and not scene.steps())
 
 
 def hook_later(scene: Scene) -> Iterator[Change]:

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace as replaced
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.flags import dropped
-from noclobber.mend.holding import holds_alone, root_of, writes_through
+from noclobber.mend.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.placing import may_be_kept, place_written
 from noclobber.mend.returned import returning
 from noclobber.mend.scene import Scene
@@ -33,7 +34,7 @@ from noclobber.model.operators import RANDOM_FILLS, TWIN_IS_VIEW
 from noclobber.model.silent import Drift
 from noclobber.syntax.edits import cloned_before, remove, replace
 from noclobber.syntax.names import arguments, called, dotted, keyword, last_name, names_used, reads
-from noclobber.syntax.tree import WITH, File, Place, last_line, starts, walk
+from noclobber.syntax.tree import WITH, File, Place, last_line, starts, walk, within
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
@@ -189,7 +190,8 @@ def _sound(scene: Scene) -> Change | None:
     file, write = place.file, place.statement
     holders, target = holders_at(scene.finding, file, write), write_at(Place(file, _part_of(write))).target
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
-        return _put_anew(scene, file, write, held, holders)
+        found = _put_anew(scene, file, write, held, holders)
+        return _with_those_refused_next(file, write, found)
     name = _name_written(file, write)
     if holders is None and scene.is_refused:
         return None
@@ -213,7 +215,42 @@ def _sound(scene: Scene) -> Change | None:
             return None
         edits.append(edit)
         cloned |= clones
-    return _bound(name, edits, cloned=cloned)
+    return _with_those_refused_next(file, write, _bound(name, edits, cloned=cloned))
+
+
+def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) -> Change | None:
+    """Return a change that also covers what PyTorch would refuse next: writes to other views of one call, and other
+    calls into `out=`. None where one of these cannot be changed so."""
+    first, edits = write_at(Place(file, _part_of(write))), list[Edit]()
+    for one in _refused_alike(file, write, first) if found is not None else ():
+        other = write_at(Place(file, _part_of(one)))
+        more = out_of_place(other)
+        root = root_of(other.target) if other.target is not None else None
+        uses = [use for use in within(file.scope(one)) if isinstance(use, ast.Name) and use.id == other.name]
+        before = [use for use in uses if starts(use) < starts(one) and isinstance(use.ctx, ast.Load)]
+        is_alone = isinstance(root, ast.Name) and all(keeps_nothing(file, use) for use in before)
+        if isinstance(other.base, ast.Attribute):
+            is_alone = not may_be_kept(file, other.base, one)
+        if not is_alone or len(more) == 0 or loses_write(other):
+            return None
+        edits += more
+    return found if found is None else replaced(found, edits=tuple(dict.fromkeys((*found.edits, *edits))))
+
+
+def _refused_alike(file: File, write: ast.stmt, first: WriteSyntax) -> list[ast.stmt]:
+    """Return the other statements of a scope that write to views of the same unpacking, or that call with `out=`."""
+    rows = [one for one in within(file.scope(write)) if isinstance(one, ast.stmt) and not hasattr(one, "body")]
+    rows = [one for one in rows if one is not write]
+    if first.call is not None and keyword(first.call, "out") is not None:
+        return [one for one in rows if any(keyword(call, "out") is not None for call in walk(one, ast.Call))]
+    unpacked = [one.targets[0] for one in rows if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple)]
+    others = {dotted(one) for target in unpacked for one in target.elts if first.name in map(dotted, target.elts)} - {
+        first.name,
+        "",
+    }
+    return [
+        one for name in others for one in writes_through(file, file.scope(write), name) if starts(one) > starts(write)
+    ]
 
 
 def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:

@@ -18,6 +18,7 @@ from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holding import arguments_of
+from noclobber.mend.resolving import bound_to
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure
@@ -72,10 +73,13 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     is_weight = scene.kind == "parameter"
     if not (_is_update(file, found) or (is_weight and (is_average(found) or of_constants))):
         return []
-    descends = _descends(file, found)
-    rows = _beside(file, found, lambda one: _descends(file, one) or (is_weight and _sets(file, write.name, one)))
-    others = (one for one in ast.walk(file.tree) if isinstance(one, ast.stmt) and one not in rows)
-    if descends and any(_descends(file, one) and not _is_guarded(file, one) for one in others):
+
+    def fits(one: ast.stmt) -> bool:
+        return _descends(file, one) or _sets_leaf(file, one) or (is_weight and _sets(file, write.name, one))
+
+    rows = _beside(file, found, fits)
+    others = (one for one in walk(file.tree, ast.stmt) if one not in rows and not _is_guarded(file, one))
+    if any(_sets_leaf(file, one) or (_descends(file, one) and _descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
@@ -96,6 +100,15 @@ def _sets(file: File, name: str, row: ast.stmt) -> bool:
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     numbers = stores and isinstance(row, ast.Assign) and _is_number(file, row.value)
     return (numbers or _is_update(file, row)) and write_at(Place(file, row)).name == name
+
+
+def _sets_leaf(file: File, row: ast.stmt) -> bool:
+    """Return True if a statement sets to numbers what the file makes as a parameter: PyTorch refuses it next."""
+    if hasattr(row, "body"):
+        return False
+    write = write_at(Place(file, row))
+    made = bound_to(file, write.base, row) if write.base is not None else None
+    return called(made) == "Parameter" and _sets(file, write.name, row)
 
 
 def _is_update(file: File, write: ast.stmt) -> bool:

@@ -8,8 +8,8 @@ from noclobber.mend.holding import keeps_nothing
 from noclobber.mend.making import HANDING_ON, passes_on
 from noclobber.mend.seen import Holders
 from noclobber.model.events import without_indexes
-from noclobber.syntax.names import called, last_name
-from noclobber.syntax.tree import File
+from noclobber.syntax.names import called, dotted, last_name
+from noclobber.syntax.tree import FOR, File, Loop, walk
 from noclobber.syntax.writes import can_bind
 
 _KEEPING = frozenset(
@@ -67,9 +67,27 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
             return not is_container
         elif isinstance(above, ast.Call) and passes_on(file, above) is node:
             node = above
+        elif isinstance(above, FOR) and node is above.iter and is_container:
+            return not _are_keys(above, node)
+        elif isinstance(above, ast.Attribute) and above.attr == "keys":
+            return False
         elif isinstance(above, ast.Attribute) and above.attr in HANDING_ON:
             call = file.above[above]
             node = call if isinstance(call, ast.Call) and call.func is above else above
         else:
             return True
     return False
+
+
+def _are_keys(loop: Loop, container: ast.expr) -> bool:
+    """Return True if a loop uses what it takes out of a container to index the container: `for key in self.slots:`."""
+    used = {
+        one.slice.id
+        for one in walk(loop, ast.Subscript)
+        if isinstance(one.slice, ast.Name) and _same(one.value, container)
+    }
+    return isinstance(loop.target, ast.Name) and loop.target.id in used
+
+
+def _same(one: ast.expr, other: ast.expr) -> bool:
+    return bool(dotted(one)) and dotted(one) == dotted(other)

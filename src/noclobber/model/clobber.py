@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noclobber.model.events import Read, Save, Write
+from noclobber.model.events import Carried, Read, Save, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class Clobber:
     message: str | None = None
     restored: bool = False
     stopped: bool = False
+    carried: tuple[Carried, ...] = ()
+    are_all_carried: bool = False
+    """As of a `Refusal`, for a graph that is older than the last backward of the line, and whose weights were stepped.
+    """
 
     @property
     def raised(self) -> bool:

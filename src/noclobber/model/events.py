@@ -163,6 +163,8 @@ class Carried:
     scopes: tuple[Site, ...] = ()
     variable: str = ""
     """A plain variable that holds it too; empty if there is none."""
+    whole: Literal["", "list", "dict", "tuple"] = ""
+    """For an item: what it is in, if that holds nothing but tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class Refusal:
     """Where a save that was detached in place was also overwritten after that; None if it was not, or is not known."""
     carried: tuple[Carried, ...] = ()
     """The states that carry the freed graph into this iteration, when known."""
+    are_all_carried: bool = False
+    """Whether nothing but these states leads to the freed graph."""
     holders: tuple[Holder, ...] | None = None
     """As of a `Write`, for what was not written; so are `modules` and `calls`."""
     modules: tuple[str, ...] = ()

@@ -1,9 +1,10 @@
-"""Finds the states that carry a freed graph into a newer one, by the names that the program has for them."""
+"""Finds the states that carry an older graph into a newer one, by the names that the program has for them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -27,8 +28,11 @@ class Edge(NamedTuple):
     output: int
 
 
-def carried(edges: list[Edge], boundary: int, frame: FrameType | None, memory: Memory) -> list[Carried]:
-    """Return the states that lead along these edges, from a graph of now to nodes before `boundary`, by short names.
+def carried(
+    edges: list[Edge], boundary: int, frame: FrameType | None, memory: Memory
+) -> tuple[tuple[Carried, ...], bool]:
+    """Return the states that lead along these edges, from a graph of now to nodes before `boundary`, by short names,
+    and whether each edge is known to be of one of them.
 
     `boundary` is the number of the next node when the same line last ended a backward. A state still holds the old
     tensor, or its next value: then the same statement made both. So both nodes are of one kind, with one shape, and the
@@ -36,7 +40,7 @@ def carried(edges: list[Edge], boundary: int, frame: FrameType | None, memory: M
     be a state in this way is left out.
     """
     distances = {edge: boundary - edge.node._sequence_nr() for edge in edges}
-    now, found = private.next_node(), dict[int, list[Held]]()
+    now, found, known = private.next_node(), dict[int, list[Held]](), set[Edge]()
 
     def leads_there(edge: Edge, node: Node, tensor: torch.Tensor) -> bool:
         if (node, tensor.output_nr) == edge:
@@ -47,9 +51,12 @@ def carried(edges: list[Edge], boundary: int, frame: FrameType | None, memory: M
     with private.plain():
         for held in reachable(user_frames(frame)):
             node = _node_of(held.value)
-            if node is not None and any(leads_there(edge, node, held.value) for edge in edges):
+            leading = [] if node is None else [edge for edge in edges if leads_there(edge, node, held.value)]
+            if leading:
                 found.setdefault(id(held.value), []).append(held)
-    return [_state(names) for names in list(found.values())[:_MOST_STATES]]
+                known.update(leading)
+    states = tuple(_state(names) for names in list(found.values())[:_MOST_STATES])
+    return states, bool(edges) and known == set(edges) and len(found) <= _MOST_STATES
 
 
 def _state(names: list[Held]) -> Carried:
@@ -57,11 +64,19 @@ def _state(names: list[Held]) -> Carried:
     variable = next((one.name for one in names if one.kind == "name"), "")
     held = next((one for one in names if one.kind != "name"), names[0])
     scopes = tuple(Site(code, 0) for code in held.scopes)
-    return Carried(held.name, held.kind, scopes, variable if held.kind != "name" else "")
+    return Carried(held.name, held.kind, scopes, variable if held.kind != "name" else "", _whole(held))
 
 
-def edges_into_freed(roots: list[Node], boundary: int) -> list[Edge]:
-    """Return the edges from nodes since `boundary` to older ones that lead to a freed node."""
+def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:
+    """Return what an item is in, if that holds nothing but tensors."""
+    kinds: dict[type, Literal["list", "dict", "tuple"]] = {list: "list", dict: "dict", tuple: "tuple"}
+    kind = kinds.get(type(held.owner), "") if held.kind in ("item", "tuple") else ""
+    inside = held.owner.values() if kind == "dict" else held.owner
+    return kind if kind and all(isinstance(one, torch.Tensor) for one in inside) else ""
+
+
+def edges_into(roots: list[Node], boundary: int, is_wanted: Callable[[Node], bool]) -> list[Edge]:
+    """Return the edges from nodes since `boundary` to older ones that lead to a wanted node, such as a freed one."""
     crossing = dict.fromkeys(
         Edge(older, output)
         for node in graph.walk(roots)
@@ -69,7 +84,7 @@ def edges_into_freed(roots: list[Node], boundary: int) -> list[Edge]:
         for older, output in node.next_functions
         if older is not None and older._sequence_nr() < boundary
     )
-    return [edge for edge in crossing if any(map(graph.released, graph.walk([edge.node])))]
+    return [edge for edge in crossing if any(map(is_wanted, graph.walk([edge.node])))]
 
 
 def _node_of(value: Any) -> Any:

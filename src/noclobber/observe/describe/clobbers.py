@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Tensor, Via, Write
+from noclobber.model.events import Carried, Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import overlap
 from noclobber.observe.core import handles, unread_saves
 from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Backward, Record, in_second_run, seen_at
-from noclobber.observe.core.sites import Place, site_of
+from noclobber.observe.core.sites import Place, identity, site_of
 from noclobber.observe.core.written import Written
-from noclobber.observe.describe import torch_messages
+from noclobber.observe.describe import carried_states, torch_messages
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api import graph, private, shards
 from noclobber.observe.witness.digests import Digest, differs, differs_in_numbers, fingerprint, same, same_but_for_zeros
@@ -137,7 +137,20 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
             # An operator with a wrong schema is named itself, not a line inside it.
             writes = _unseen(handle, save.tensor, backward, memory, explained) or writes
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
-    return Clobber(save, writes, read_of(backward, save.node), current, message, restored)
+    read = read_of(backward, save.node)
+    states, are_all = _carried(node, writes, backward, memory)
+    return Clobber(save, writes, read, current, message, restored, carried=states, are_all_carried=are_all)
+
+
+def _carried(
+    node: Node | None, writes: tuple[Write, ...], backward: Backward, memory: Memory
+) -> tuple[tuple[Carried, ...], bool]:
+    """Return the states that led a backward to a node of an earlier iteration, whose weights a step has changed."""
+    _, boundary = memory.thread.boundaries.get(identity(backward.place), (None, 0))
+    if node is None or not node._sequence_nr() < boundary or not any(write.step for write in writes):
+        return (), False
+    edges = carried_states.edges_into(graph.roots_of(backward.outputs), boundary, lambda one: one is node)
+    return carried_states.carried(edges, boundary, sys._getframe(1), memory)
 
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:

@@ -168,6 +168,8 @@ class _Seen:
         """Ids of containers whose references have a name, or are only handed on."""
         self.in_frames: set[int] = set()
         """Ids of what else variables hold."""
+        self.tuples: dict[int, list[Any]] = {}
+        """Tuples of tensors that variables of functions hold, by id: one entry for each variable."""
 
     def add_handles(self, handles: list[Handle]) -> None:
         """Add the references from saves that the garbage collector does not show: see core/collector.py."""
@@ -184,6 +186,9 @@ class _Seen:
             number = id(value)
             if number not in self.counts:
                 (self.known if passes and not is_users else self.in_frames).add(number)
+                if is_users and not in_globals and name not in shared and self._is_of_tensors(value):
+                    self.tuples.setdefault(number, []).append(value)
+                    self.holders.append(Holder(name, Site(code, frame.f_lasti)))
                 continue
             if not is_users and not passes:
                 return False
@@ -206,9 +211,14 @@ class _Seen:
             if held.owner is None:
                 self.known.add(id(frame.f_globals))
                 self._name(Holder(held.name), id(held.value))
+            elif id(held.owner) in self.tuples:
+                self.known.add(id(held.owner))
             elif held.kind != "name":
                 self.known |= set(map(id, _dicts_of(held.owner)))
                 self._name(Holder(held.name if _can_hold_another(held) else "", site), id(held.value))
+
+    def _is_of_tensors(self, value: object) -> bool:
+        return type(value) is tuple and any(id(part) in self.counts for part in value)
 
     def _name(self, holder: Holder, number: int) -> None:
         place = without_indexes(holder.name)
@@ -238,13 +248,15 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     Where C++ holds a tensor too, one reference more is its own (torch 2.13; tests/observe/describe/test_holders.py).
     """
     unknown, cells = list[Any](), 0
+    if any(sys.getrefcount(several[0]) > 2 * len(several) + 1 for several in seen.tuples.values()):
+        return False  # more than the variables, this list, and the argument
     referrers = [one for one in gc.get_referrers(*on) if one is not on]
     for one in referrers:
         cells += type(one) is CellType
         for part in gc.get_referents(one):
             if id(part) in seen.counts:
                 seen.counts[id(part)] += 1
-        if id(one) not in seen.known and not isinstance(one, (CellType, private.Weak)):
+        if id(one) not in {*seen.known, *seen.tuples} and not isinstance(one, (CellType, private.Weak)):
             unknown.append(one)
     part = None
     # A tuple of arguments is held by the call alone, which is under way.

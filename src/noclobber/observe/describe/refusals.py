@@ -187,7 +187,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     boundary = last or memory.thread.boundary
     numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]
     repeated = None if not boundary or not numbers else max(numbers) < boundary
-    edges = carried_states.edges_into_freed(roots, boundary)
+    edges = carried_states.edges_into(roots, boundary, graph.released)
     # What this call itself has run is freed too, and may be from before the last backward, but of this turn of a loop.
     before = boundary if last and edges else memory.thread.boundary
     freed = [
@@ -207,7 +207,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]
     is_state = repeated is False and not shared
     carrying = _carrying(roots, boundary, memory) if is_state or repeated is not False else None
-    states = carried_states.carried(edges, boundary, sys._getframe(1), memory) if is_state else []
+    states, are_all = carried_states.carried(edges, boundary, sys._getframe(1), memory) if is_state else ((), False)
     return Refusal(
         message,
         site_of(backward.place),
@@ -218,7 +218,8 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         repeated_root=repeated,
         shared=shared,
         freed=site_of(freeing),
-        carried=tuple(states),
+        carried=states,
+        are_all_carried=are_all,
     )
 
 

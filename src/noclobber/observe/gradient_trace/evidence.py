@@ -275,7 +275,8 @@ class Evidence:
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
-            call = _Call(t_outputs, roots, copied if whole else sketch, measured=self.begun <= self._after + 1)
+            asked = () if kwargs.get("accumulate_grad") else args[3]
+            call = _Call(t_outputs, roots, copied if whole else sketch, asked, measured=self.begun <= self._after + 1)
             kept = self._kept(call.found, call.named.values())
             self._named.update(
                 (name, (private.storage_ref(leaf), geometry(leaf)))
@@ -356,9 +357,11 @@ def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 class _Call:
-    """One backward call under way. `taken` makes the record of a tensor: a copy or a sketch.
+    """One backward call under way. `taken` makes the record of a tensor: a copy or a sketch. `asked` are the tensors
+    whose gradients the call returns.
 
-    If `measured`, the derivatives along directions of the leaves are computed from the gradients too.
+    If `measured`, the derivatives along directions of the leaves are computed from the gradients too. For gradients
+    that are returned this needs all leaves to be asked for.
     """
 
     def __init__(
@@ -366,6 +369,7 @@ class _Call:
         outputs: Iterable[object],
         roots: list[Node],
         taken: Callable[[torch.Tensor | None], Seen],
+        asked: Sequence[torch.Tensor] = (),
         *,
         measured: bool = False,
     ) -> None:
@@ -379,9 +383,11 @@ class _Call:
         found = self.found = leaf_names.names()
         self.modules = found.modules
         self.named: dict[str, torch.Tensor] = {}
+        leaves = set[int]()
         for node in graph.walk(roots):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.Tensor):
+                leaves.add(id(leaf))
                 got: list[Seen] = []
                 name = found.name_of(leaf)
                 if name:
@@ -390,6 +396,7 @@ class _Call:
                     self._leaves.append((sketch(leaf), name, got))
                 measured_of = leaf if measured else None
                 self.hooks.append(private.hook(node.register_prehook, self._taker(got, measured_of)))
+        self._asked = asked if measured and leaves == set(map(id, asked)) else ()
 
     def _taker(self, got: list[Seen], leaf: torch.Tensor | None) -> Callable[[tuple[torch.Tensor | None, ...]], None]:
         """Return a hook that adds the gradient of a leaf to `got`. `leaf` is None unless the call is measured."""
@@ -399,10 +406,13 @@ class _Call:
                 with torch.no_grad():
                     got.append(self._taken(gradients[0]))
                     if leaf is not None:
-                        numbers = range(forward_mode.DIRECTIONS)
-                        self._measured.append([forward_mode.along(gradients[0], leaf, number) for number in numbers])
+                        self._measure(gradients[0], leaf)
 
         return gradient_arrives
+
+    def _measure(self, gradient: torch.Tensor, leaf: torch.Tensor) -> None:
+        numbers = range(forward_mode.DIRECTIONS)
+        self._measured.append([forward_mode.along(gradient, leaf, number) for number in numbers])
 
     def release(self) -> None:
         """Take the hooks off."""
@@ -411,10 +421,14 @@ class _Call:
 
     def document(self, accumulates: bool, result: Any) -> Event:
         """Return the event of the call. `result` is what the engine returned: the gradients of `grad`."""
+        with torch.no_grad():
+            for gradient, leaf in zip(result or (), self._asked, strict=False):
+                if gradient is not None:
+                    self._measure(gradient, leaf)
         measured = [forward_mode.total(list(parts)) for parts in zip(*self._measured, strict=True)]
         with torch.no_grad():
             return {
-                "along": measured if accumulates and measured else self.along,
+                "along": measured or self.along,
                 "kind": "backward" if accumulates else "grad",
                 "roots": self.roots,
                 "leaves": [(leaf, got[0], name) for leaf, name, got in self._leaves if got],
