@@ -20,7 +20,7 @@ from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.handles import Argument, Detached, Handle, OfView, Suspect, is_result
 from noclobber.observe.core.records import Backward, Record, here, reading
 from noclobber.observe.core.sites import Place, caller
-from noclobber.observe.describe import clobbers, refusals, torch_messages
+from noclobber.observe.describe import clobbers, holders, refusals, torch_messages
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import before_2_12, private
 from noclobber.observe.witness.digests import Digest, all_known, fingerprint, same
@@ -65,7 +65,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
             written.append(entry)
         else:
             written[-1] = entry
-    context.look(handles, tensor, noted)
+    context.core.guarded(partial(holders.look, context, handles, tensor, noted))
     if context.keeping:
         copy_before_write.keep(context, handles, noted)
     elif context.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):
@@ -111,17 +111,8 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> After:
     return written
 
 
-def detaches(context: Context, tensor: torch.Tensor) -> None:
-    """Note a tensor that is about to be detached in place with its saves, on whatever memory they are.
-
-    Whatever fails here, the program must not go on with a gradient where PyTorch raises.
-    """
-    if not context.core.guarded(partial(_detached, context, tensor)):
-        _detached_by_number(context, tensor)
-
-
-def _detached(context: Context, tensor: torch.Tensor) -> bool:
-    """Do it; return True.
+def detached(context: Context, tensor: torch.Tensor) -> bool:
+    """Note a tensor that is about to be detached in place with its saves, on whatever memory they are; return True.
 
     PyTorch refuses to unpack an input that was detached after its save (saved_variable.cpp). It refuses to detach a
     view at once, and reading the node of a view may raise another error.
@@ -136,8 +127,8 @@ def _detached(context: Context, tensor: torch.Tensor) -> bool:
     return True
 
 
-def _detached_by_number(context: Context, tensor: torch.Tensor) -> None:
-    """Do the same where `_detached` has failed: without it the program would go on with a wrong gradient.
+def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
+    """Do the same where `detached` has failed: without it the program would go on with a wrong gradient.
 
     The numbers of nodes decide, which are right but for other threads and remade views.
     """

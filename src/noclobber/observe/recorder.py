@@ -165,7 +165,8 @@ def listeners() -> list[Subscriber]:
 CONTEXT = Context(
     Parts(
         meet=policy.meet,
-        detaches=policy.detaches,
+        detached=policy.detached,
+        detached_by_number=policy.detached_by_number,
         read=policy.read,
         around=user_save_hooks.around,
         look=holders.look,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -133,8 +132,10 @@ class Parts(NamedTuple):
 
     meet: Callable[[Context, list[Handle], torch.Tensor, Record], After | None]
     """Called before a write that meets live saves. Returns what to call after the write, None for nothing."""
-    detaches: Callable[[Context, torch.Tensor], None]
-    """Called before a tensor is detached in place."""
+    detached: Callable[[Context, torch.Tensor], bool]
+    """Called before a tensor is detached in place. Returns True."""
+    detached_by_number: Callable[[Context, torch.Tensor], None]
+    """Called instead where that has failed."""
     read: Callable[[Context, Handle, Digest, bool], torch.Tensor | None]
     """Returns the tensor of a save that may have changed; None where PyTorch decides. The flag says that the save was
     made where bytes were preserved."""
@@ -264,10 +265,6 @@ class Context:
     def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> After | None:
         """Let a write that is about to happen meet live saves. Return what to call after it, None for nothing."""
         return self.parts.meet(self, handles, tensor, noted)
-
-    def look(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
-        """Note who holds memory of live saves that is about to be written."""
-        self.core.guarded(partial(self.parts.look, self, handles, tensor, noted))
 
     def read(self, handle: Handle, digest: Digest, *, preserved: bool) -> torch.Tensor | None:
         """Return the tensor of a save that may have changed; None where PyTorch decides."""

@@ -40,13 +40,6 @@ def tell(told: tuple[Context, Before] | None) -> None:
     _told = told
 
 
-def failed(
-    context: Context, written: Written, args: tuple[object, ...], kwargs: dict[str, object], error: RuntimeError
-) -> None:
-    """Note an operator that writes and has raised."""
-    context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
-
-
 def writing(name: str, written: Written) -> Kernel:
     """Return the kernel of an overload that writes, by its full name."""
     include, key, is_inside, moves_none = private.include, private.KEY, private.below_versions, written.moves_no_version
@@ -98,7 +91,7 @@ def writing(name: str, written: Written) -> Kernel:
                 with sight():
                     result = run(*args, **kwargs)
         except RuntimeError as error:
-            failed(context, written, args, kwargs, error)
+            context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
             without_own_frames(error)
             raise
         finally:
@@ -125,7 +118,8 @@ def filling(kernel: Kernel, written: Written) -> Kernel:
             raise
         if _told is not None:
             filled = kwargs[name] if name in kwargs else args[position]
-            late_fills.filled(_told[0], filled, node, last=len(written.arguments) == 1)
+            last = len(written.arguments) == 1
+            _told[0].core.guarded(partial(late_fills.filled, _told[0], filled, node, last=last))
         return result
 
     return call
@@ -157,7 +151,7 @@ def passing(op: OpOverload[..., object], views: str = "") -> Kernel:
             include(key, False)
             return run(*args, **kwargs)
         if views:
-            views_made(told[0], views)
+            told[0].core.guarded(partial(views_made, told[0], views))
         exclude(key, True)  # included all the same: `key_is_set` tells a save inside that no operator is writing
         try:
             return run(*args, **kwargs)
@@ -174,5 +168,4 @@ def views_made(context: Context, op: str) -> None:
     """Remember an operator that is about to return several views. Its node gets the next number; with gradients off it
     has none."""
     if torch.is_grad_enabled():
-        place = context.core.guarded(lambda: place_of(sys._getframe(1)))
-        context.memory.several.append((private.next_node(), op, place))
+        context.memory.several.append((private.next_node(), op, place_of(sys._getframe(1))))

@@ -20,10 +20,6 @@ def filled(context: Context, tensor: torch.Tensor, node: int, *, last: bool) -> 
 
     `last` is True if the node saves nothing afterwards. An in-place operator still saves its result.
     """
-    context.core.guarded(lambda: _filled(context, tensor, node, last))
-
-
-def _filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> None:
     key = private.storage_key(tensor)
     if key is None:
         return

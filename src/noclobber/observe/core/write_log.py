@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from sys import getrefcount
 
 import torch
@@ -80,7 +81,7 @@ def _to_saves(context: Context) -> Before:
     unseen = context.unseen
     is_inside, is_only_holder, returned = private.below_versions, private.is_only_holder, memory.returned
     references = write_kernels.references_of_new(context) if context.by_key else -1
-    look_at, looks = context.look, memory.looks
+    looks = memory.looks
     contents = context.contents
     begins = contents.begins_to_write if contents is not None else None
 
@@ -94,8 +95,8 @@ def _to_saves(context: Context) -> Before:
             without_storage(_WITHOUT_STORAGE)
             return None
         # First: whatever fails below, the program must not go on with a gradient where PyTorch raises.
-        if written.detaches:
-            context.parts.detaches(context, tensor)
+        if written.detaches and not context.core.guarded(partial(context.parts.detached, context, tensor)):
+            context.parts.detached_by_number(context, tensor)
         off = not tracking()
         # Where nothing written is in the graph, as in generation under `no_grad`, nothing is hidden from autograd.
         untracked = off and (in_graph or ((base := tensor._base) is not None and base.requires_grad))
@@ -146,7 +147,7 @@ def _to_saves(context: Context) -> Before:
         if in_graph and place is not None and (left := looks.get(line := (id(place[0]), place[1]), MOST_LOOKS)):
             looks[line] = left - 1
             if handles := live.at(key):
-                look_at(handles, tensor, noted)
+                context.core.guarded(partial(context.parts.look, context, handles, tensor, noted))
         return after
 
     return before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -39,7 +40,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 compared(result)
             return result
         if isinstance(written, str):
-            kernel_functions.views_made(context, written)
+            context.core.guarded(partial(kernel_functions.views_made, context, written))
             return func(*args, **kwargs)
         after, filled = None, None if written.fills is None else args[written.fills[0]]
         try:
@@ -56,12 +57,13 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with private.counting() if written.is_collective else nullcontext():
                 result = func(*args, **kwargs)
         except RuntimeError as error:
-            kernel_functions.failed(context, written, args, kwargs, error)
+            context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
             without_own_frames(error)
             raise
         move_versions(unmoved)
         if filled is not None and torch.is_grad_enabled():
-            late_fills.filled(context, filled, private.next_node() - 1, last=len(written.arguments) == 1)
+            node, last = private.next_node() - 1, len(written.arguments) == 1
+            context.core.guarded(partial(late_fills.filled, context, filled, node, last=last))
         if after is not None:
             after()
         return result
