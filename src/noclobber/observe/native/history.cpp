@@ -90,24 +90,22 @@ template <class Row> std::vector<Row> taken_out(std::vector<Row> &rows) {
 
 } // namespace
 
-bool PythonTable::ask(PyObject *key) {
-  if (has_alive == nullptr) {
-    has_alive = from_python(name);
-  }
-  return unless_fails([&] { return holds(PyObject_IsTrue(owned(PyObject_CallOneArg(has_alive, key)))); }, true);
-}
-
-bool PythonTable::any() {
-  Gil gil;
-  return may_have_any() && ask(Py_None);
-}
-
 bool PythonTable::has(uintptr_t key) {
-  if (!may_have_any()) {
+  auto is_any_unsorted = [this] { return unsorted && PyList_GET_SIZE(unsorted.get()) != 0; };
+  if (!any_filed && !is_any_unsorted()) {
     return false;
   }
   Gil gil; // what moves from one part to the other is always in one of them while it is held
-  return (PyList_GET_SIZE(unsorted.get()) != 0 || has_key(filed, key)) && ask(number(key));
+  if (!is_any_unsorted() && !has_key(filed, key)) {
+    return false;
+  }
+  auto is_alive = [&] {
+    if (has_alive == nullptr) {
+      has_alive = from_python(name);
+    }
+    return holds(PyObject_IsTrue(owned(PyObject_CallOneArg(has_alive, number(key)))));
+  };
+  return unless_fails(is_alive, true);
 }
 
 void count_on(std::atomic<int64_t> *latest) { moments = latest; }

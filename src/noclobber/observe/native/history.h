@@ -9,6 +9,10 @@ namespace noclobber {
 class PythonTable {
 public:
   explicit PythonTable(const char *name) : name(name) {}
+  ~PythonTable() {
+    unsorted.release();
+    filed.release();
+  }
 
   // Hears of the list of what is not sorted yet, and of the dict of what is filed, whenever that gets its first entry or
   // loses its last. With the GIL.
@@ -18,14 +22,11 @@ public:
     any_filed = PyDict_GET_SIZE(by_storage) != 0;
   }
 
-  // Whether something is alive on a storage, or at all. Python is asked only where its answer may be yes: a call costs as
-  // much as all else that is done for a write. True also where it fails: then Python decides. Throws an interrupt.
+  // Whether something is alive on a storage. Python is asked only where its answer may be yes: a call costs as much as all
+  // else that is done for a write. True also where it fails: then Python decides. Throws an interrupt.
   bool has(uintptr_t key);
-  bool any();
 
 private:
-  bool may_have_any() { return any_filed || (unsorted && PyList_GET_SIZE(unsorted.get()) != 0); }
-  bool ask(PyObject *key);
 
   const char *name; // of the function of Python's that says what is alive
   PyObject *has_alive = nullptr;

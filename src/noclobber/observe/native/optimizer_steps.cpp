@@ -20,8 +20,8 @@ struct About {
 constexpr size_t MOST_STEPS = 256;
 
 // All with the GIL.
-std::deque<About> known_steps;
-std::vector<std::pair<THPObjectPtr, bool>> known_types; // and whether they are PyTorch's own
+auto &known_steps = *new std::deque<About>;
+auto &known_types = *new std::vector<std::pair<THPObjectPtr, bool>>; // and whether they are PyTorch's own
 
 bool is_ours(PyObject *type) {
   static PyObject *const is_ours = from_python("is_ours");

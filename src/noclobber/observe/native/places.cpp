@@ -25,9 +25,12 @@ struct KeyHash {
   size_t operator()(const Key &key) const { return c10::get_hash(key.code, key.instruction, key.inside); }
 };
 
+using Places = std::unordered_map<Key, Place, KeyHash>;
+using Codes = std::vector<THPObjectPtr>;
+
 // With the lock.
-std::unordered_map<Key, Place, KeyHash> places;
-std::vector<THPObjectPtr> codes; // so that no other code gets the address of one that is known here
+Places &places = *new Places;
+Codes &codes = *new Codes; // so that no other code gets the address of one that is known here
 
 // What one thread knows of places, so that the common case needs no lock.
 struct Known {
@@ -152,8 +155,8 @@ PyObject *identity_of(const Place *place) {
 }
 
 void forget_places() {
-  decltype(places) dropped;
-  decltype(codes) dropped_codes;
+  Places dropped;
+  Codes dropped_codes;
   std::lock_guard<std::mutex> guard(lock);
   places_era.fetch_add(1, std::memory_order_release);
   dropped.swap(places);

@@ -50,7 +50,8 @@ template <class Function, class Result> Result unless_fails(Function function, R
 
 // Hears of what Python does for the native part, and of what it shows: the attributes of an object of bridge.py.
 void connect(const pybind11::object &python);
-// Returns one of them, which is kept for good.
+// Returns one of them, which is kept for good. What holds objects of Python's is never destroyed where it is not told to:
+// when the process exits, nobody may hold the GIL.
 PyObject *from_python(const char *name);
 
 // Reads a tuple as `PyArg_ParseTuple` does. What is read is borrowed from it.

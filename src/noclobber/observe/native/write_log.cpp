@@ -10,7 +10,10 @@ namespace noclobber {
 
 namespace {
 
-THPObjectPtr attentive, attended, returned;
+struct Looks {
+  THPObjectPtr attentive, attended, returned;
+};
+Looks &look = *new Looks;
 
 bool inside_autograd() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView); }
 
@@ -45,15 +48,13 @@ bool is_of_engine() {
 
 } // namespace
 
-void log_with(PyObject *looks, PyObject *looks_by_key, PyObject *views_returned) {
-  attentive = THPObjectPtr::dup(looks);
-  attended = THPObjectPtr::dup(looks_by_key);
-  returned = THPObjectPtr::dup(views_returned);
+void log_with(PyObject *attentive, PyObject *attended, PyObject *returned) {
+  look = {THPObjectPtr::dup(attentive), THPObjectPtr::dup(attended), THPObjectPtr::dup(returned)};
 }
 
 bool are_for_python(const Thread &mine) {
   return !flags.on || !mine.usual ||
-         (flags.watching && ((PyDict_GET_SIZE(attentive.get()) != 0 && !is_of_engine()) ||
+         (flags.watching && ((PyDict_GET_SIZE(look.attentive.get()) != 0 && !is_of_engine()) ||
                              (!c10::GradMode::is_enabled() && in_autocast())));
 }
 
@@ -67,7 +68,7 @@ Way way_of(const Operator &op, const at::Tensor &tensor) {
   }
   const uintptr_t key = storage_key(impl);
   const bool off = !c10::GradMode::is_enabled();
-  if ((off && is_untracked(tensor)) || is_in(attended, key) || (off && is_in(returned, key))) {
+  if ((off && is_untracked(tensor)) || is_in(look.attended, key) || (off && is_in(look.returned, key))) {
     return Way::FOR_PYTHON;
   }
   const bool in_graph = tensor.requires_grad();
