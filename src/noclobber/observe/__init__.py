@@ -42,10 +42,10 @@ calls that lead there (`describe/called`). A write that autograd does not see (`
 line (`core/optimizer_steps`). The line that is blamed comes from `core/sites.place_of`, which asks
 `model/source.owner_of` whose code a file is.
 
-Where the native part is on, a usual save, write or step of an optimizer stays in C++ (`native/saves.h`, `writes.h`,
-`steps.h`), and so does a plain backward call under `install` (`backwards.h`). A save gets its `Handle` when somebody
-asks the live table for it, or when its version or its bytes have changed at the read. A write becomes a `Record` when
-somebody reads the history. All else goes the two ways above.
+Where the native part is on, a usual save, write or step of an optimizer stays in C++ (`native/save_hooks.cpp`,
+`write_kernels.cpp`, `optimizer_steps.cpp`), and so does a plain backward call under `install` (`backward_calls.cpp`).
+A save gets its `Handle` when somebody asks the live table for it, or when its version or its bytes have changed at the
+read. A write becomes a `Record` when somebody reads the history. All else goes the two ways above.
 
 The way of foreign memory. Writes of numpy and its like meet no kernel. `foreign_memory/exports` notices who hands
 memory out, `line_tracer` stops after each line of the user, and `byte_monitor` compares the bytes there.

@@ -148,6 +148,24 @@ def without_gradients(look: Look) -> None:
     look()
 
 
+def two_nets(look: Look) -> None:
+    """Step one net while the graph of another lives; then step while a graph has saved what the step writes."""
+    maker, critic = nn.Linear(3, 3), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    made = maker(torch.ones(2, 3)).tanh()
+    for _ in range(2):
+        optimizer.zero_grad()
+        critic(made.detach()).sum().backward()
+        optimizer.step()
+        look()
+    loss = critic(made).sum()
+    optimizer.step()
+    look()
+    with suppress(RuntimeError):
+        loss.backward()
+    look()
+
+
 class Writer:
     """Writes from the functions that the interpreter calls by itself."""
 
@@ -227,7 +245,18 @@ def frames(look: Look) -> None:
     y.sum().backward()
 
 
-PROGRAMS = (mlp, recurrent, convolutions, views, regions, functions, overwritten, without_gradients, frames)
+PROGRAMS = (
+    mlp,
+    recurrent,
+    convolutions,
+    views,
+    regions,
+    functions,
+    overwritten,
+    without_gradients,
+    two_nets,
+    frames,
+)
 
 
 def seen(program: Callable[[Look], None], contents: bool) -> list[object]:

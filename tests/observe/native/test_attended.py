@@ -157,3 +157,25 @@ def test_only_writes_that_are_waited_for_are_passed_to_python(native: dict[str, 
     program = PROGRAM.format(indent(dedent(writes), "    "))
     done = subprocess.run([sys.executable, "-c", program], env=native, capture_output=True, text=True, check=True)
     assert int(done.stdout) == count
+
+
+def test_a_step_on_other_memory_than_live_saves_stays_native(native: dict[str, str]) -> None:
+    script = """
+        import torch, noclobber
+        from noclobber.observe.core import optimizer_steps
+        asked, parameters = [], optimizer_steps.parameters
+        optimizer_steps.parameters = lambda optimizer: asked.append(optimizer) or parameters(optimizer)
+        maker, critic = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+        with noclobber.watch():
+            made = maker(torch.ones(2, 3)).tanh()
+            critic(made.detach()).sum().backward()
+            optimizer.step()
+            print(len(asked))
+            loss = critic(made).sum()
+            optimizer.step()
+            print(len(asked))
+    """
+    run = [sys.executable, "-c", dedent(script)]
+    done = subprocess.run(run, env=native, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "1"], done.stderr

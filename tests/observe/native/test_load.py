@@ -118,7 +118,8 @@ def test_the_self_test_notices(native: dict[str, str], broken: str, what: str, t
     assert what in why
 
 
-def test_errors_are_found_though_the_self_test_fails(native: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", ["native.fingerprint = lambda tensor: 7", "native.enter = None"])
+def test_errors_are_found_though_the_self_test_fails(native: dict[str, str], broken: str, tmp_path: Path) -> None:
     program = """
 import noclobber, torch
 try:
@@ -129,5 +130,4 @@ try:
 except noclobber.ClobberError:
     print(seen.findings[0].code, [write.op for write in seen.findings[0].writes])
 """
-    broken = BROKEN.format("native.fingerprint = lambda tensor: 7")
-    assert said(native, tmp_path, broken + program) == "NC101 ['aten::mul_']"
+    assert said(native, tmp_path, BROKEN.format(broken) + program) == "NC101 ['aten::mul_']"

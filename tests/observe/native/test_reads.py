@@ -73,9 +73,8 @@ def test_the_same_is_read(monkeypatch: pytest.MonkeyPatch, function: Any, states
         pytest.skip(why)
     monkeypatch.setenv(OFF, "0")
     native = load()
-    native.connect_reads(reads.KINDS)
     args, kwargs, found = [torch.ones(1), Net, 3, [1]], {"named": {"a": 1}}, list[reads.Reads]()
-    for walk in (reads.walk, native.walk):
+    for walk in (reads.walk, functools.partial(native.walk, reads.KINDS)):
         monkeypatch.setattr(reads, "_walk", walk)
         found.append(reads.read_by(function, args, kwargs, states=states))
     python, fast = found

@@ -98,7 +98,7 @@ def walk(
 ) -> Iterable[Value]:
     """Return what is noted of arguments and what they lead to, and of what a function leads to, `depth` levels down.
 
-    The tensors on the way are added to `tensors`. The native part does the same (native/reads.h).
+    The tensors on the way are added to `tensors`. The native part does the same (native/reads.cpp).
     """
     values: list[Value] = [(None, "", (type(function).__name__, id(function), None))]
     seen: dict[int, object] = {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -19,7 +19,7 @@ from noclobber.observe.core import handles, kernel_functions, reads, records, si
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.hot_path import Looks, SaveElsewhere
+from noclobber.observe.core.hot_path import Looks
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.written import Written
@@ -28,7 +28,6 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.witness import digests, layout
 from noclobber.observe.witness.digests import Digest, fingerprint, shown
-from noclobber.observe.witness.witness import MemoryOf
 
 _CLASSES: tuple[type[Handle], ...] = (
     Handle,
@@ -36,7 +35,7 @@ _CLASSES: tuple[type[Handle], ...] = (
     handles.OfMadeAside,
     handles.OfOneOfSeveral,
 )
-"""By the number of `ViewKind` in saves.h."""
+"""By the number of `ViewKind` in live_saves.h."""
 
 
 class Bridge:
@@ -45,38 +44,35 @@ class Bridge:
     def __init__(self, native: ModuleType, context: Context) -> None:
         self._native: Any = native
         self._context = context
-        live, memory = context.live, context.memory
-        moments = ctypes.c_int64.from_buffer(records.latest)
-        native.connect(
-            ctypes.addressof(moments),
-            torch.nn.Parameter,
-            self._guarded(_kind_of),
-            self._guarded(_place_here),
-            self._handle,
-            self._guarded(partial(_is_alive, live)),
-            self._guarded(partial(_is_alive, memory.rereads)),
-            self._guarded(partial(_failed, context)),
+        self._moments = ctypes.c_int64.from_buffer(records.latest)  # not to be moved: the native part has its address
+        self._asked = SimpleNamespace(
+            kind_of=self._guarded(_kind_of),
+            place_here=self._guarded(_place_here),
+            identity=sites.identity,
+            make_handle=self._handle,
+            has_saves=self._guarded(partial(_is_alive, context.live)),
+            has_rereads=self._guarded(partial(_is_alive, context.memory.rereads)),
+            failed=self._guarded(partial(_failed, context)),
+            make_call=partial(Backward, None, (), "backward", quiet=True),
+            program_has_hooks=private.program_has_hooks,
+            accumulated=context.memory.accumulated.append,
+            context=context,
+            thread=context.thread,
+            watchers=context.calls.plain,
+            call_key=private.CALL,
         )
-        self._moments = moments  # the buffer must not be moved while the native part has its address
-        self.hand_over: Callable[[int | None], None] = native.hand_over
-        self.meet: Callable[[int, torch.Tensor, int, int], bool] = native.meet
-        self.alive: Callable[[], int] = native.alive
-        self.place_of: Callable[[int], Place | None] = native.place_of_node
-        self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
-        self.leave: Callable[[], None] = native.leave
-        self.gradients_behind: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = native.gradients_behind
-        self.set_usual: Callable[[bool], None] = native.set_usual
-        self.set_sharing: Callable[[bool], None] = native.share
-        self.fingerprint: Callable[[torch.Tensor], int | None] = native.fingerprint
-        self.save: Callable[[torch.Tensor, bool], SaveElsewhere | None] = native.save
-        self.memory_of: Callable[[torch.Tensor], MemoryOf | None] = native.memory_of
-        self.place_here: Callable[[], Place | None] = native.place_here
-        self.backward_begins: Callable[[], Place | None] = native.backward_begins
-        self.set_careful: Callable[[bool], None] = native.set_careful
-        self.set_keeping: Callable[[bool], None] = native.set_keeping
+        """What the native part asks of Python, by name. It keeps what it has asked for, but for what is called instead
+        of it (`around_steps`, `around_backward`)."""
+        native.connect(self._asked, ctypes.addressof(self._moments))
+        self.hand_over, self.meet, self.alive = native.hand_over, native.meet, native.alive
+        self.place_of, self.place_here = native.place_of_node, native.place_here
+        self.views, self.leave, self.end = native.take_views, native.leave, native.end
+        self.save, self.fingerprint, self.memory_of = native.save, native.fingerprint, native.memory_of
+        self.gradients_behind, self.backward_begins = native.gradients_behind, native.backward_begins
+        self.set_usual, self.set_sharing = native.set_usual, native.share
+        self.set_careful, self.set_keeping = native.set_careful, native.set_keeping
         records.count_with(native.next_moment)
-        native.connect_reads(reads.KINDS)
-        reads.walk_with(native.walk)
+        reads.walk_with(partial(native.walk, reads.KINDS))
         unlocked_in_child(self)
 
     def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:
@@ -116,10 +112,7 @@ class Bridge:
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, digests.LARGE, *attentive, *unsorted, memory.returned)
-
-    def end(self) -> None:
-        self._native.end()
+        native.begin(watching, digests.LARGE, *attentive, memory.returned, *unsorted)
 
     def enter(
         self,
@@ -140,27 +133,17 @@ class Bridge:
         is_ours: Callable[[type], bool],
         about: Callable[[type, bool, Place | None], tuple[Written, Step]],
     ) -> tuple[Callable[..., None], Callable[..., None]]:
-        self._native.connect_steps(before, after, self._guarded(is_ours), self._guarded(about))
+        asked = self._asked
+        asked.before_step, asked.after_step = before, after
+        asked.is_ours, asked.about_step = self._guarded(is_ours), self._guarded(about)
         return self._native.before_step, self._native.after_step
 
     def around_backward(
         self, begins: Callable[..., Backward | None], ends: Callable[..., None], lines: int
     ) -> tuple[Callable[..., Backward | None], Callable[..., None]]:
-        context, native = self._context, self._native
-        native.connect_backwards(
-            begins,
-            ends,
-            partial(Backward, None, (), "backward", quiet=True),
-            private.program_has_hooks,
-            sites.identity,
-            context.memory.accumulated.append,
-            context,
-            context.calls.plain,
-            context.thread,
-            private.CALL,
-            lines,
-        )
-        return native.begin_backward, native.end_backward
+        asked = self._asked
+        asked.begins, asked.ends, asked.lines = begins, ends, lines
+        return self._native.begin_backward, self._native.end_backward
 
     def records(self) -> list[Record]:
         return [Record(*fields) for fields in self._native.take_records()]
@@ -188,9 +171,9 @@ class Bridge:
         ):
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             private.push_hooks(unexpected, unexpected)
-            self.begin(watching=True, attentive=({}, {}))
-            self.enter((unexpected, unexpected), None, contents=False)
             try:
+                self.begin(watching=True, attentive=({}, {}))
+                self.enter((unexpected, unexpected), None, contents=False)
                 before, number = self.alive(), private.next_node()
                 y: Any = x.exp()
                 holds(self.alive() == before + 1, "a save is noted")

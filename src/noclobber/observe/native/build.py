@@ -65,11 +65,14 @@ def compiled(cxx: Sequence[str], python: str, root: Path, scratch: str, say: Cal
     flags = ["-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", *includes]
     say("compiling frames.c")
     _run([*cxx, "-x", "c", *flags, "-c", str(SOURCES / "frames.c"), "-o", "frames.o"], scratch)
-    say("compiling hot_path.cpp against torch, which takes about a minute")
-    _run([*cxx, "-std=c++20", *flags, "-c", str(SOURCES / "hot_path.cpp"), "-o", "hot_path.o"], scratch)
+    say("compiling the C++ against torch, which takes about a minute")
+    # As one unit: torch's headers take most of the time, and each unit would read them again.
+    units = sorted(SOURCES.glob("*.cpp"))
+    Path(scratch, "native.cpp").write_text("".join(f'#include "{path.name}"\n' for path in units))
+    _run([*cxx, "-std=c++20", *flags, "-c", "native.cpp", "-o", "native.o"], scratch)
     say("linking")
     needed = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-    _run([*cxx, "-shared", "hot_path.o", "frames.o", *needed, "-o", NAME], scratch)
+    _run([*cxx, "-shared", "native.o", "frames.o", *needed, "-o", NAME], scratch)
     return Path(scratch, NAME)
 
 

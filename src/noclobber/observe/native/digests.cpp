@@ -1,13 +1,8 @@
-// Fingerprints of a tensor's bytes, equal to those of witness/digests.py: the xxh3_64 hash of each element once, in the
-// order of the addresses.
-#pragma once
+#include "digests.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <cstring>
-#include <optional>
 #include <vector>
 
 #define XXH_INLINE_ALL
@@ -15,15 +10,17 @@
 
 namespace noclobber {
 
+int64_t large = 0;
+
 constexpr size_t COPIED = 64 * 1024; // bytes of a tensor with gaps that are copied and hashed at once
 
-// Returns the fingerprint of a tensor in the CPU's memory; nothing if it has no bytes to read. A storage may have lost its
-// memory, or some of it (`resize_`): a view into it has an address all the same.
-inline std::optional<uint64_t> fingerprint(const at::Tensor &tensor) {
+std::optional<uint64_t> fingerprint(const at::Tensor &tensor) {
   const size_t item = tensor.element_size();
   const char *begin = static_cast<const char *>(tensor.const_data_ptr());
-  if (begin == nullptr || tensor.storage().nbytes() < at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item,
-                                                                                       tensor.storage_offset())) {
+  // A storage may have lost its memory, or some of it (`resize_`): a view into it has an address all the same.
+  const size_t shown =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item, tensor.storage_offset());
+  if (begin == nullptr || tensor.storage().nbytes() < shown) {
     return std::nullopt;
   }
   if (tensor.is_contiguous()) {
@@ -84,6 +81,15 @@ inline std::optional<uint64_t> fingerprint(const at::Tensor &tensor) {
     }
   }
   return streams ? XXH3_64bits_digest(&state) : XXH3_64bits(copied.data(), rows * bytes);
+}
+
+Identity identity_of(const at::Tensor &tensor) {
+  if (tensor.numel() * (int64_t)tensor.element_size() < large || !tensor.storage().resizable() ||
+      tensor.storage().data() == nullptr) {
+    return {};
+  }
+  return {tensor.const_data_ptr(), version_of(tensor.unsafeGetTensorImpl()), tensor.scalar_type(),
+          at::DimVector(tensor.sizes()), at::DimVector(tensor.strides())};
 }
 
 } // namespace noclobber

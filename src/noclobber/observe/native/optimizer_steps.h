@@ -1,0 +1,16 @@
+// Optimizer steps of PyTorch's own, without a closure, that write no live save: as core/optimizer_steps.py, which takes all
+// others.
+#pragma once
+
+#include "threads.h"
+
+namespace noclobber {
+
+// The hooks before and after the steps of all optimizers: functions of Python's interface, called with its arguments.
+PyObject *before_step(PyObject *, PyObject *const *arguments, Py_ssize_t count);
+PyObject *after_step(PyObject *, PyObject *const *arguments, Py_ssize_t count);
+
+// Drops what is known of steps. Records may refer to it until then. With the GIL.
+void forget_steps();
+
+} // namespace noclobber

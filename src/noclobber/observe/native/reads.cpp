@@ -1,0 +1,200 @@
+#include "reads.h"
+
+#include <unordered_set>
+
+#include "shown.h"
+
+namespace noclobber {
+
+namespace py = pybind11;
+
+namespace {
+
+// In the order of `KINDS` in core/reads.py.
+struct Kinds {
+  PyObject *plain, *passed_by, *sized, *of_every_module, *of_nobody;
+  PyTypeObject *tensor, *module, *enumeration, *counter;
+  PyObject *inside, *of_class, *index; // Python's functions
+  Py_ssize_t most_items, longest;
+};
+Kinds kinds{};
+
+void learn(PyObject *named) {
+  parse(named, "OOOOOOOOOOOOnn", &kinds.plain, &kinds.passed_by, &kinds.sized, &kinds.of_every_module,
+        &kinds.of_nobody, &kinds.tensor, &kinds.module, &kinds.enumeration, &kinds.counter, &kinds.inside,
+        &kinds.of_class, &kinds.index, &kinds.most_items, &kinds.longest);
+}
+
+bool is_long(PyObject *value) {
+  return (PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value) > kinds.longest) ||
+         (PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) > kinds.longest);
+}
+
+THPObjectPtr name_of(PyTypeObject *kind) {
+  static const Name name("__name__");
+  return name.of((PyObject *)kind);
+}
+
+struct Walk {
+  struct Waiting {
+    THPObjectPtr value;
+    long depth;
+    size_t path;
+  };
+  Values &values;
+  PyObject *tensors; // a list
+  bool states;
+  std::vector<Waiting> waiting;
+  std::unordered_set<PyObject *> seen;
+  std::vector<THPObjectPtr> kept; // no other object gets the address of one that was seen
+
+  bool is_new(PyObject *value) {
+    const bool added = seen.insert(value).second;
+    if (added) {
+      kept.push_back(THPObjectPtr::dup(value));
+    }
+    return added;
+  }
+
+  void note(size_t path, PyObject *key, PyObject *value) const {
+    values.rows.push_back({path, THPObjectPtr::dup(key), THPObjectPtr::dup(value), nullptr, -1});
+  }
+
+  void note_thing(size_t path, PyObject *key, PyObject *value, THPObjectPtr name, Py_ssize_t size = -1) const {
+    values.rows.push_back({path, THPObjectPtr::dup(key), std::move(name), value, size});
+  }
+
+  void take(PyObject *key, PyObject *value, size_t path, long depth) {
+    static const Name tensor("tensor");
+    PyTypeObject *kind = Py_TYPE(value);
+    if (holds(PySet_Contains(kinds.plain, (PyObject *)kind))) {
+      if (!is_long(value)) {
+        note(path, key, value);
+      }
+    } else if (PyType_IsSubtype(kind, kinds.tensor)) {
+      note_thing(path, key, value, THPObjectPtr::dup(tensor));
+      if (is_new(value)) {
+        holds(PyList_Append(tensors, value));
+      }
+    } else if (kind == kinds.counter) {
+      note_thing(path, key, value, owned(PyObject_Repr(value)));
+    } else if (PyType_IsSubtype(kind, kinds.enumeration)) {
+      note(path, key, value);
+    } else if (!holds(PyObject_IsSubclass((PyObject *)kind, kinds.passed_by))) {
+      const bool is_sized = holds(PySet_Contains(kinds.sized, (PyObject *)kind));
+      note_thing(path, key, value, name_of(kind), is_sized ? PyObject_Size(value) : -1);
+      if (depth > 0 && seen.count(value) == 0) {
+        values.paths.emplace_back(path, THPObjectPtr::dup(key));
+        waiting.push_back({THPObjectPtr::dup(value), depth - 1, values.paths.size() - 1});
+      }
+    }
+  }
+
+  // Takes the items of a dict, but for some keys.
+  template <class But> void take_items(PyObject *table, size_t path, long depth, But but) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (table != nullptr && PyDict_Check(table) && PyDict_Next(table, &at, &key, &value)) {
+      auto held_key = THPObjectPtr::dup(key), held = THPObjectPtr::dup(value);
+      if (!but(key)) {
+        take(key, value, path, depth);
+      }
+    }
+  }
+
+  void take_module(PyObject *held, size_t path, long depth) {
+    static const Name parameters("_parameters"), buffers("_buffers"), modules("_modules"), momentum("momentum"),
+        count("num_batches_tracked");
+    auto none = [](PyObject *) { return false; };
+    PyObject *expected = nullptr; // modules set the attributes of every module first, and in one order
+    Py_ssize_t at = 0;
+    PyDict_Next(kinds.of_every_module, &at, &expected, nullptr);
+    take_items(held, path, depth, [&](PyObject *key) {
+      if (key == expected) {
+        expected = PyDict_Next(kinds.of_every_module, &at, &expected, nullptr) ? expected : nullptr;
+        return true;
+      }
+      return holds(PyDict_Contains(kinds.of_every_module, key));
+    });
+    if (states) {
+      const bool counts = momentum.in(held) == Py_None;
+      take_items(parameters.in(held), path, depth, none);
+      take_items(buffers.in(held), path, depth,
+                 [&](PyObject *key) { return !counts && holds(PyObject_RichCompareBool(key, count, Py_EQ)); });
+      take_items(modules.in(held), path, depth, none);
+    }
+  }
+
+  void take_all(PyObject *rows, size_t path, long depth) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); i++) {
+      auto row = THPObjectPtr::dup(PyList_GET_ITEM(rows, i));
+      take(PyTuple_GET_ITEM(row.get(), 0), PyTuple_GET_ITEM(row.get(), 1), path, depth);
+    }
+  }
+
+  // Takes what a value leads to. What is inside of anything but a module or a tuple, Python says.
+  void look_into(PyObject *value, size_t path, long depth) {
+    static const Name attributes("__dict__");
+    if (PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) <= kinds.most_items) {
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); i++) {
+        take(owned(PyObject_CallFunction(kinds.index, "n", i)), PyTuple_GET_ITEM(value, i), path, depth);
+      }
+      return;
+    }
+    auto *kind = (PyObject *)Py_TYPE(value);
+    THPObjectPtr held;
+    if (PyType_IsSubtype(Py_TYPE(value), kinds.module)) {
+      held = owned(PyObject_GenericGetAttr(value, attributes));
+      take_module(held, path, ++depth); // a module is on its owner's level
+    } else {
+      held = owned(PyObject_CallOneArg(kinds.inside, value));
+      take_all(held, path, depth);
+    }
+    if (is_new(kind) && !holds(PySet_Contains(kinds.of_nobody, kind))) {
+      take_all(owned(PyObject_CallFunctionObjArgs(kinds.of_class, kind, held.get(), nullptr)), path, depth);
+    }
+  }
+};
+
+} // namespace
+
+py::iterator Values::shown() const {
+  std::vector<py::object> tuples{py::none()};
+  for (size_t i = 1; i < paths.size(); i++) {
+    tuples.push_back(py::make_tuple(tuples[paths[i].first], noclobber::shown(paths[i].second.dup())));
+  }
+  py::list list;
+  for (const Noted &row : rows) {
+    py::object value = noclobber::shown(row.value.dup());
+    if (row.thing != nullptr) {
+      auto size = row.size < 0 ? py::object(py::none()) : py::int_(row.size);
+      value = py::make_tuple(value, (uintptr_t)row.thing, size);
+    }
+    list.append(py::make_tuple(tuples[row.path], noclobber::shown(row.key.dup()), value));
+  }
+  return py::iter(list);
+}
+
+Values walk(const py::tuple &named, const py::list &rows, const py::object &function, long depth, bool states,
+            const py::list &tensors) {
+  learn(named.ptr());
+  Values values;
+  values.rows.reserve(128);
+  values.paths.emplace_back(0, THPObjectPtr());
+  Walk all{values, tensors.ptr(), states, {}, {}, {}};
+  all.kept.reserve(128);
+  all.seen.reserve(128);
+  all.note_thing(0, py::str("").ptr(), function.ptr(), name_of(Py_TYPE(function.ptr())));
+  all.waiting.push_back({THPObjectPtr::dup(function.ptr()), depth, 0});
+  all.take_all(rows.ptr(), 0, depth);
+  while (!all.waiting.empty()) {
+    auto next = std::move(all.waiting.back());
+    all.waiting.pop_back();
+    if (all.is_new(next.value)) {
+      all.look_into(next.value, next.path, next.depth);
+    }
+  }
+  return values;
+}
+
+} // namespace noclobber
