@@ -61,6 +61,9 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         index = torch.device(device).index
         return devices.current if index is None else index
 
+    def place_of(index: int) -> Any:
+        return torch.device("cpu") if index < 0 else devices.lies_on(index)
+
     def set_device(device: Any) -> None:
         devices.current = index_of(device)
 
@@ -159,6 +162,18 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
             patches.put(torch.accelerator, name, answer)
     # FSDP2 asks for its default mesh here (torch 2.13; tests/observe/fake/test_ranks.py).
     patches.put(private.C, "_get_accelerator", lambda check=None: accelerator)
+    between: dict[str, Any] = {
+        "_scatter": lambda tensor, indices, sizes, dim, streams: tuple(
+            part.to(place_of(at))
+            for part, at in zip(
+                tensor.chunk(len(indices), dim) if sizes is None else tensor.split(sizes, dim), indices, strict=False
+            )
+        ),
+        "_gather": lambda tensors, dim, index: torch.cat([one.to(place_of(index)) for one in tensors], dim),
+        "_broadcast_coalesced": lambda tensors, indices, _: [[one.to(place_of(at)) for one in tensors] for at in indices],
+    }
+    for name, answer in between.items():  # of DataParallel; a build without CUDA has none of them
+        patches.put(private.C, name, answer)
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.put(module.nvtx, name, _none)
