@@ -1,8 +1,8 @@
 """Values in a run that has none: what is known stays right, all else gets a stand-in and is named."""
 
-import numpy as np
 import copy
 
+import numpy as np
 import pytest
 import torch
 

@@ -108,6 +108,13 @@ def _to(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any
     return NotImplemented
 
 
+def _named(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Return `torch.device(0)`, which names the device that is played."""
+    if devices.count and len(args) == 1 and isinstance(args[0], int) and not options:
+        return func(devices.played, args[0])
+    return NotImplemented
+
+
 def _cuda(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     if devices.played != func.__name__ or not isinstance(args[0], torch.Tensor):
         return NotImplemented
@@ -140,6 +147,7 @@ def _nothing(devices: Devices, func: Any, args: Sequence[Any], options: dict[str
 
 _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]] = {
     "to": _to,
+    "device": _named,
     "cuda": _cuda,
     "xpu": _cuda,
     "tensor": _of_numbers,

@@ -14,7 +14,7 @@ from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.fake_tensors import FakeTensor
 
-MOST = 65536
+MOST = 2**20
 """Elements that a known tensor may have."""
 _KNOWN, _GUESS = "_noclobber_known", "_noclobber_guess"
 aten = torch.ops.aten

@@ -39,7 +39,16 @@ except (ImportError, AttributeError, KeyError) as missing:
         f"torch {torch.__version__} has no fake tensors as noclobber knows them: {missing}"
     ) from None
 
-__all__ = ["DEVICE", "LOADING", "WITHOUT_VALUES", "Converter", "FakeTensor", "FakeTensorMode", "fake_store", "self_test"]
+__all__ = [
+    "DEVICE",
+    "LOADING",
+    "WITHOUT_VALUES",
+    "Converter",
+    "FakeTensor",
+    "FakeTensorMode",
+    "fake_store",
+    "self_test",
+]
 
 
 class Converter(_Converter):
