@@ -148,3 +148,9 @@ def test_recurrent_weights_move_without_a_warning(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.nn.LSTM(4, 4).cuda()
+
+
+def test_shared_memory_is_left_as_it_is():
+    with noclobber.fake(device="cpu"):
+        model = torch.nn.Linear(3, 3).share_memory()
+        model(torch.randn(2, 3)).sum().backward()

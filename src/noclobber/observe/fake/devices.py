@@ -137,7 +137,7 @@ def _of_numbers(devices: Devices, func: Any, args: Sequence[Any], options: dict[
     return func(*args, **options).to(device).requires_grad_(needs_gradient)
 
 
-def _pinned(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+def _as_it_is(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     return args[0]
 
 
@@ -154,7 +154,8 @@ _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]
     "as_tensor": _of_numbers,
     "asarray": _of_numbers,
     "new_tensor": _of_numbers,
-    "pin_memory": _pinned,
+    "pin_memory": _as_it_is,
+    "share_memory_": _as_it_is,
     "record_stream": _nothing,
 }
 
