@@ -96,3 +96,13 @@ def test_a_copy_of_a_model_has_its_own_values():
             for old, new in zip(target.parameters(), model.parameters(), strict=True):
                 old.lerp_(new, 0.1)
     assert run.notes == ()
+
+
+def test_a_tensor_is_made_of_the_numbers_of_others(run):
+    one, other = torch.tensor(2.0), torch.tensor(3.0, device="cuda")
+    made = torch.tensor([[one, other], [other, 4.0]], device="cuda")
+    assert made.tolist() == [[2.0, 3.0], [3.0, 4.0]]
+    assert made.is_cuda
+    assert run.notes == ()
+    assert torch.tensor([torch.randn(5).sum()]).shape == (1,)
+    assert asked(run)
