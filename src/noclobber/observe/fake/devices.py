@@ -139,7 +139,7 @@ def _of_numbers(devices: Devices, func: Any, args: Sequence[Any], options: dict[
         options.setdefault("dtype", args[0].dtype)
         func, args = torch.tensor, args[1:]
     if not isinstance(device, torch.device) or not is_played(device):
-        return NotImplemented
+        return func(*args, **options) if device is None else func(*args, **{**options, "device": device})
     options.pop("device", None)
     needs_gradient = options.pop("requires_grad", False)
     return func(*args, **options).to(device).requires_grad_(needs_gradient)

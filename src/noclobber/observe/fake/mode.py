@@ -19,6 +19,8 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
 
 aten = torch.ops.aten
+_NUMBERS = 65536
+"""Numbers of which a fake tensor is made, in a program."""
 
 
 class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -97,7 +99,10 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 private.set_version(met, version)
 
     def _lifted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the fake tensor for a tensor that was made of numbers in Python."""
+        """Return the fake tensor for a tensor that was made of numbers in Python or numpy. Many numbers are a data set,
+        and stay as they are."""
+        if self._is_program and tensor.numel() > _NUMBERS:
+            return tensor
         made = self.fake_tensor_converter.from_real_tensor(self, tensor)
         return made if known(tensor) is None else know(made, tensor.clone())
 
