@@ -136,7 +136,7 @@ class Session:
         if self.fake is not None and self._faked is None:
             from noclobber.observe.fake.run import FakeRun
 
-            self._faked = FakeRun(self.fake)
+            self._faked = FakeRun(self.fake, self.failed)
             self._faked.begin()
         elif self._faked is None and (module := sys.modules.get("noclobber.observe.fake.run")) is not None:
             self._faked = module.active()

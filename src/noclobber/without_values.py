@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from noclobber.model.fake import Enough, FakeOrder, gpu_of
 from noclobber.model.ledger import Peak
+from noclobber.model.report import Lost
 from noclobber.render.text import place_of_line
 
 if TYPE_CHECKING:
@@ -28,11 +29,12 @@ class fake:
     def __init__(self, *, steps: int = 0, device: str = "cuda", world_size: int = 0, rank: int = 0) -> None:
         self._order = FakeOrder(steps, gpu_of(device), world_size, rank)
         self._run: FakeRun | None = None
+        self._lost: list[Lost] = []
 
     def __enter__(self) -> Self:
         from noclobber.observe.fake.run import FakeRun
 
-        run = FakeRun(self._order)
+        run = FakeRun(self._order, self._lost.append)
         run.begin()
         self._run = run
         return self
@@ -51,5 +53,6 @@ class fake:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where values were asked for, and what else differs from a run with values."""
-        return self._run.notes(place_of_line) if self._run is not None else ()
+        """Where values were asked for, what else differs from a run with values, and what of noclobber failed."""
+        failed = dict.fromkeys(f"{one.way} failed: {one.why}" for one in self._lost)
+        return (*self._run.notes(place_of_line), *failed) if self._run is not None else ()

@@ -106,3 +106,19 @@ def test_an_option_of_a_fake_run_needs_one(tmp_path):
     done = served.run(["-m", "noclobber", "run", "--steps", "3", "train.py"], tmp_path)
     assert done.returncode == 2
     assert "--steps needs --fake" in done.stderr
+
+
+DATA = """
+import numpy, torch
+images = torch.from_numpy(numpy.arange(2**20).reshape(1024, 1024))
+kept = images[images[:, 0] > 2**19]
+model = torch.nn.Linear(1024, 4, device="cuda")
+model(kept.float().cuda()).sum().backward()
+print(len(kept), kept.sum().item())
+"""
+
+
+def test_a_data_set_of_numpy_keeps_its_values(tmp_path):
+    done = run(tmp_path, DATA)
+    assert done.stdout == f"511 {sum(range(513 * 1024, 1024 * 1024))}\n"
+    assert "values were asked for" not in done.stderr

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noclobber.model.ledger import Entry, Ledger
+from noclobber.model.ledger import Entry, Ledger, Peak
 from noclobber.model.report import Report
 from noclobber.render import render
 from noclobber.render.html.kept import tiled
@@ -157,3 +157,18 @@ def test_a_table_fits_where_it_can(width: int) -> None:
     assert ("source" in text) == (width >= 80)
     assert ("query_key_value" in text) == (width >= 60)
     assert table(LEDGER, 1000) == table(LEDGER)
+
+
+def test_a_step_that_does_not_fit_says_what_frees_memory() -> None:
+    inside = [(f"Net.layers.{layer}.{part}", size) for layer in range(3) for part, size in (("norm", 100), ("fc", 300))]
+    entries = tuple(Entry("t.py", 1, 1, module, "", size, 1) for module, size in [*inside, ("Net.head", 50)])
+    fits = Ledger(entries, peaks=(Peak("cuda:0", 5000, 0, 0, 0, 1250),))
+    too_large = Ledger(entries, peaks=(Peak("cuda:0", 1000, 0, 0, 0, 1250),))
+    assert "frees" not in table(fits)
+    assert "half the batch frees at most 625 B\n" in table(too_large)
+    assert "checkpointing of each of the 3 modules of `Net.layers` frees at most 800 B\n" in table(too_large)
+
+
+def test_modules_that_stand_alone_in_a_list_are_no_blocks() -> None:
+    entries = tuple(Entry("t.py", 1, 1, f"Sequential.{at}", "", 100, 1) for at in range(3))
+    assert "checkpointing" not in table(Ledger(entries, peaks=(Peak("cuda:0", 10, 0, 0, 0, 300),)))

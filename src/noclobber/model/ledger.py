@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,6 +93,34 @@ class Ledger:
     def buffers(self) -> int:
         """The bytes of the buffers of modules among the saves."""
         return sum(one.bytes for one in self.entries if one.buffer)
+
+
+_BLOCK = re.compile(r"(.+?)\.(\d+)\.")
+"""The path of a module inside one of a list: "Model.layers.0.norm"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A list of modules, `Model.layers`; `bytes` is what all of them keep but the one that keeps the most."""
+
+    module: str
+    count: int
+    bytes: int
+
+
+def repeated(ledger: Ledger) -> Blocks | None:
+    """Return the list of modules that keeps the most for backward; None without one.
+
+    Activation checkpointing of each module frees at most its `bytes`: the inputs of the modules stay, and backward
+    runs one module at a time again.
+    """
+    kept: dict[str, dict[str, int]] = {}
+    for one in ledger.entries:
+        if not one.lives_anyway and (found := _BLOCK.match(one.module)) is not None:
+            of_each = kept.setdefault(found[1], {})
+            of_each[found[2]] = of_each.get(found[2], 0) + one.bytes
+    lists = [Blocks(name, len(each), sum(each.values()) - max(each.values())) for name, each in kept.items()]
+    return max((one for one in lists if one.count > 1), key=lambda one: one.bytes, default=None)
 
 
 def ledger_out(ledger: Ledger) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noclobber.model.ledger import Entry, Ledger, Peak
+from noclobber.model.ledger import Entry, Ledger, Peak, repeated
 from noclobber.model.units import counted, share, size
 from noclobber.render.fit import CUT
 from noclobber.render.text import GAP, filled, one_line, place_of_line, row_of, widths_of
@@ -40,6 +40,8 @@ def table(ledger: Ledger, width: int | None = None) -> str:
 def summary(ledger: Ledger) -> list[str]:
     """Return whether all memory fits, where known; how much is kept, and when; and what is saved but lives anyway."""
     fits = [line for peak in ledger.peaks for line in _fits(peak)]
+    if any(peak.bytes > peak.room > 0 for peak in ledger.peaks):
+        fits += _less(ledger)
     if not ledger.entries:
         return [*fits, "kept for backward: nothing was saved"]
     lines = [f"kept for backward at the peak: {size(ledger.bytes)} in {counted(ledger.storages, 'storage')}"]
@@ -61,6 +63,15 @@ def _fits(peak: Peak) -> list[str]:
     if not peak.room:
         return [f"{most}: {made_of}"]
     return [f"does it fit in {size(peak.room)}? {'yes' if peak.bytes <= peak.room else 'no'}: {most}", made_of]
+
+
+def _less(ledger: Ledger) -> list[str]:
+    """Return what a smaller batch and activation checkpointing would free, at most."""
+    lines = [f"half the batch frees at most {size(ledger.bytes // 2)}"] if ledger.bytes else []
+    if (blocks := repeated(ledger)) is not None:
+        each = f"each of the {blocks.count} modules of `{one_line(blocks.module)}`"
+        lines.append(f"activation checkpointing of {each} frees at most {size(blocks.bytes)}")
+    return lines
 
 
 def _narrowed(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:

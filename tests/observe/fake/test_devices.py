@@ -36,6 +36,7 @@ def test_every_way_of_naming_a_device(run):
         torch.as_tensor([1.0], device="cuda"),
         torch.randn(3, device="cuda").new_tensor([1.0]),
         torch.zeros_like(torch.randn(3), device="cuda"),
+        torch.randn(3).to(torch.device(0)),
         torch.nn.Linear(3, 3).cuda().weight,
         torch.nn.Linear(3, 3, device="cuda").weight,
         torch.nn.Linear(3, 3).to("cuda").bias,
@@ -126,3 +127,30 @@ def test_nothing_warns_of_addresses(run):
             model(torch.randn(4, 8, device="cuda").view(8, 4).t()).sum().backward()
         one = torch.randn(4)
         assert one.data_ptr() == one.view(2, 2).data_ptr() != torch.randn(4).data_ptr()
+
+
+@pytest.mark.parametrize("devices", [[0], [0, 1]])
+def test_data_parallel_runs(run, devices):
+    model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)), devices).cuda()
+    output = model(torch.randn(6, 4))
+    output.sum().backward()
+    assert (output.device, output.shape) == (torch.device("cuda:0"), (6, 4))
+    assert model.module[0].weight.grad.shape == (4, 4)
+
+
+def test_the_accelerator_is_chosen_for_a_block(run):
+    with torch.accelerator.device_index(1):
+        assert torch.randn(3, device="cuda").device == torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0
+
+
+def test_recurrent_weights_move_without_a_warning(run):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.nn.LSTM(4, 4).cuda()
+
+
+def test_shared_memory_is_left_as_it_is():
+    with noclobber.fake(device="cpu"):
+        model = torch.nn.Linear(3, 3).share_memory()
+        model(torch.randn(2, 3)).sum().backward()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.fake import ranks
+from noclobber.observe.fake import mode, ranks
 
 
 def test_a_stale_save_is_found_at_full_size():
@@ -116,3 +116,30 @@ def test_a_run_that_cannot_begin_leaves_everything_as_it_was(monkeypatch):
     monkeypatch.undo()
     with noclobber.fake():
         assert torch.ones(2).numel() == 2
+
+
+def test_writes_leave_no_version_behind():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    x = torch.randn(8, 4)
+    loss = model(x).sum()
+    tensors = [*model.parameters(), *model.buffers(), x]
+    before = [one._version for one in tensors]
+    with noclobber.fake(device="cpu"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(x).sum().backward()
+        optimizer.step()
+        x.add_(1)
+        assert [one._version for one in tensors] != before
+    assert [one._version for one in tensors] == before
+    loss.backward()  # what it saved before the block was not written
+
+
+def test_a_failure_of_noclobber_costs_what_follows_and_not_the_program(monkeypatch):
+    def broken(*_):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(mode, "follow", broken)
+    with noclobber.fake() as run:
+        y = torch.nn.Linear(4, 4)(torch.randn(2, 4)).sum()
+        y.backward()
+    assert any("the run without values failed: ValueError: planted" in note for note in run.notes)

@@ -1,5 +1,7 @@
 """Values in a run that has none: what is known stays right, all else gets a stand-in and is named."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -80,3 +82,27 @@ def test_what_needs_values_says_so_in_our_words(run):
     (note,) = raised.value.__notes__
     assert note.startswith("noclobber: `noclobber_test::doubled` cannot run without values at ")
     assert "register_fake" in note
+
+
+def test_a_copy_of_a_model_has_its_own_values():
+    with noclobber.fake() as run:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        target = copy.deepcopy(model)
+        counted = target[1].num_batches_tracked
+        model(torch.randn(3, 4)).sum().backward()
+        assert (model[1].num_batches_tracked.item(), counted.item()) == (1, 0)
+        assert counted.fake_mode is model[1].num_batches_tracked.fake_mode
+        with torch.no_grad():
+            for old, new in zip(target.parameters(), model.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+    assert run.notes == ()
+
+
+def test_a_tensor_is_made_of_the_numbers_of_others(run):
+    one, other = torch.tensor(2.0), torch.tensor(3.0, device="cuda")
+    made = torch.tensor([[one, other], [other, 4.0]], device="cuda")
+    assert made.tolist() == [[2.0, 3.0], [3.0, 4.0]]
+    assert made.is_cuda
+    assert run.notes == ()
+    assert torch.tensor([torch.randn(5).sum()]).shape == (1,)
+    assert asked(run)

@@ -61,8 +61,15 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         index = torch.device(device).index
         return devices.current if index is None else index
 
+    def place_of(index: int) -> Any:
+        return torch.device("cpu") if index < 0 else devices.lies_on(index)
+
     def set_device(device: Any) -> None:
         devices.current = index_of(device)
+
+    def exchange(index: int) -> int:
+        before, devices.current = devices.current, devices.current if index < 0 else index
+        return before
 
     class Using(contextlib.ContextDecorator):
         """`with torch.cuda.device(1):`."""
@@ -75,6 +82,13 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
 
         def __exit__(self, *_: object) -> None:
             devices.current = self.prev_idx
+
+    def in_turn(self: Any, replicas: Any, inputs: Any, options: Any) -> list[Any]:
+        made = []  # threads of its own would have no modes, and those of fake tensors are for one thread (torch 2.13)
+        for replica, given, named, index in zip(replicas, inputs, options, self.device_ids, strict=False):
+            with Using(index):
+                made.append(replica(*given, **named))
+        return made
 
     def properties(device: Any = None) -> Any:
         major, minor = gpu.capability
@@ -157,8 +171,28 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     for name, answer in generic.items():
         if hasattr(torch.accelerator, name):
             patches.put(torch.accelerator, name, answer)
+    # A module of weights for cuDNN's kernels asks this, and a build without cuDNN warns (torch 2.13, nn.RNNBase).
+    patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     # FSDP2 asks for its default mesh here (torch 2.13; tests/observe/fake/test_ranks.py).
     patches.put(private.C, "_get_accelerator", lambda check=None: accelerator)
+    between: dict[str, Any] = {
+        "_scatter": lambda tensor, indices, sizes, dim, streams: tuple(
+            part.to(place_of(at))
+            for part, at in zip(
+                tensor.chunk(len(indices), dim) if sizes is None else tensor.split(sizes, dim), indices, strict=False
+            )
+        ),
+        "_gather": lambda tensors, dim, index: torch.cat([one.to(place_of(index)) for one in tensors], dim),
+        "_broadcast_coalesced": lambda tensors, indices, _: [
+            [one.to(place_of(at)) for one in tensors] for at in indices
+        ],
+    }
+    for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"):  # `torch.accelerator.device_index`
+        between[name] = exchange
+    for name, answer in between.items():  # of DataParallel; a build without CUDA has none of them
+        patches.put(private.C, name, answer)
+    patches.put(torch.nn.DataParallel, "parallel_apply", in_turn)
+    patches.put(private.lookup("nn.parallel._functions"), "_get_stream", Stream)
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.put(module.nvtx, name, _none)

@@ -108,6 +108,13 @@ def _to(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any
     return NotImplemented
 
 
+def _named(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Return `torch.device(0)`, which names the device that is played."""
+    if devices.count and len(args) == 1 and isinstance(args[0], int) and not options:
+        return func(devices.played, args[0])
+    return NotImplemented
+
+
 def _cuda(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     if devices.played != func.__name__ or not isinstance(args[0], torch.Tensor):
         return NotImplemented
@@ -116,38 +123,43 @@ def _cuda(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, A
     return args[0].to(devices.lies_on(devices.played if device is None else device), non_blocking=blocking)
 
 
+def _numbers(data: Any) -> Any:
+    """Return a list with the values of the fake tensors in it, which PyTorch would read from their memory."""
+    if isinstance(data, (list, tuple)):
+        return [_numbers(one) for one in data]
+    return data.tolist() if isinstance(data, FakeTensor) else data
+
+
 def _of_numbers(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     """Make a tensor of Python's numbers on the CPU, and move it: PyTorch itself leaves it there (torch 2.13)."""
     device, options = options.get("device"), dict(options)
+    args = [_numbers(one) if isinstance(one, (list, tuple)) else one for one in args]
     if func.__name__ == "new_tensor" and isinstance(args[0], FakeTensor):
         device = args[0].fake_device if device is None else device
         options.setdefault("dtype", args[0].dtype)
         func, args = torch.tensor, args[1:]
     if not isinstance(device, torch.device) or not is_played(device):
-        return NotImplemented
+        return func(*args, **options) if device is None else func(*args, **{**options, "device": device})
     options.pop("device", None)
     needs_gradient = options.pop("requires_grad", False)
     return func(*args, **options).to(device).requires_grad_(needs_gradient)
 
 
-def _pinned(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+def _as_it_is(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     return args[0]
-
-
-def _nothing(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    return None
 
 
 _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]] = {
     "to": _to,
+    "device": _named,
     "cuda": _cuda,
     "xpu": _cuda,
     "tensor": _of_numbers,
     "as_tensor": _of_numbers,
     "asarray": _of_numbers,
     "new_tensor": _of_numbers,
-    "pin_memory": _pinned,
-    "record_stream": _nothing,
+    "pin_memory": _as_it_is,
+    "share_memory_": _as_it_is,
 }
 
 
@@ -217,6 +229,7 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
         "tolist": tolist,
         "__format__": in_format,
         "data_ptr": data_ptr,
+        "record_stream": lambda self, stream: None,
     }
     for name, answer in answers.items():
         patches.put(FakeTensor, name, answer)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as functional
 
 from noclobber.observe.fake.devices import HALVES, is_played
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.fake_tensors import FakeTensor
 from noclobber.observe.torch_api.patches import Patches
 
@@ -56,7 +57,7 @@ def patch(patches: Patches, kind: str) -> None:
         efficient = aten._scaled_dot_product_efficient_attention
         return _first(efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale))
 
-    patches.put(torch._VF, "dropout", dropout)
+    patches.put(private.lookup("_VF"), "dropout", dropout)
     patches.put(torch, "dropout", dropout)
     patches.put(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
 

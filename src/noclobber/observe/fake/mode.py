@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.sites import caller, site_of
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
@@ -17,6 +19,8 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
 
 aten = torch.ops.aten
+_NUMBERS = 65536
+"""Numbers of which a fake tensor is made, in a program."""
 
 
 class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -26,15 +30,15 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     they are.
     """
 
-    def __init__(self, devices: Devices, memory: Memory, asked: Asked, *, is_program: bool) -> None:
+    def __init__(self, devices: Devices, memory: Memory, asked: Asked, way: Way, *, is_program: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.fake_tensor_converter = Converter(copy_data=False, export=False)
         self.devices = devices
         self.stopped: list[str] = []
         """The operators that could not run without values, in words, with the line."""
-        self._met: dict[int, private.Weak[torch.Tensor]] = {}
-        """The real leaves that were computed with: parameters that were there before."""
-        self._memory = memory
+        self._met: dict[int, tuple[private.Weak[torch.Tensor], int | None]] = {}
+        """The real tensors that were computed with, and their versions: parameters that were there before."""
+        self._memory, self._way = memory, way
         self._is_program = is_program
         self._answers = Answers(asked, self._fresh).of
 
@@ -42,6 +46,10 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def avoid_device_init(self) -> bool:
         """True, as no device is there: `torch.tensor` makes its numbers on the CPU."""
         return True
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Mode:
+        """Return itself: the copy of a tensor belongs to the same run."""
+        return self
 
     def _fresh(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         with self:
@@ -55,7 +63,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         devices = self.devices
         if (device := options.get("device")) is not None:
             options["device"] = devices.lies_on(device)
-        if not isinstance(func, torch._ops.OpOverload):
+        if not private.is_operator(func):
             return self._on_shapes(func, types, args, options)
         if self._is_program and not devices.inside and self._is_data(func, args, options):
             return func(*args, **options)
@@ -70,19 +78,31 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if result is NotImplemented:
                 return result
         if not devices.inside:
-            follow(func, args, options, result)
-            for one in (*pytree.tree_leaves(result), *written(func, args, options)):
-                self._memory.made(one)
+            self._way.guarded(partial(self._follow, func, args, options, result))
         return result
 
+    def _follow(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
+        """Follow values and memory through an operator that has run."""
+        follow(func, args, options, result)
+        for one in (*pytree.tree_leaves(result), *written(func, args, options)):
+            self._memory.made(one)
+
     def put_back(self) -> None:
-        """Take away the gradients that parameters from before the run have got in it."""
-        for reference in self._met.values():
-            if (leaf := reference()) is not None and isinstance(leaf.grad, FakeTensor):
-                leaf.grad = None
+        """Take away the gradients that parameters from before the run have got in it, and the versions of writes that
+        changed nothing."""
+        for reference, version in self._met.values():
+            if (met := reference()) is None:
+                continue
+            if met.requires_grad and met.is_leaf and isinstance(met.grad, FakeTensor):
+                met.grad = None
+            if version is not None and met._version != version:
+                private.set_version(met, version)
 
     def _lifted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the fake tensor for a tensor that was made of numbers in Python."""
+        """Return the fake tensor for a tensor that was made of numbers in Python or numpy. Many numbers are a data set,
+        and stay as they are."""
+        if self._is_program and tensor.numel() > _NUMBERS:
+            return tensor
         made = self.fake_tensor_converter.from_real_tensor(self, tensor)
         return made if known(tensor) is None else know(made, tensor.clone())
 
@@ -118,15 +138,16 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         that take a number too, such as `mul_` (torch 2.13; tests/observe/fake/test_run.py)."""
         if isinstance(tensor, FakeTensor) or type(tensor) not in private.PLAIN:
             return tensor
-        if tensor.requires_grad:
-            self._met.setdefault(private.identity(tensor), private.Weak(tensor))
+        key = private.identity(tensor)
+        if key not in self._met or self._met[key][0]() is None:  # autograd counts a write after it, so this is before
+            self._met[key] = (private.Weak(tensor), private.version_of(tensor))
         return self.fake_tensor_converter.from_real_tensor(self, tensor)
 
     def _explain(self, func: Any, error: BaseException) -> None:
         """Say in a note which operator needs values, where, and what to do."""
         if self.devices.inside > 1 or getattr(error, "__notes__", None):
             return
-        name = func._schema.name if isinstance(func, torch._ops.OpOverload) else str(func)
+        name = func._schema.name if private.is_operator(func) else str(func)
         site = site_of(caller())
         span = site.span() if site is not None else None
         where = f" at {span.path}:{span.line}" if span is not None else ""

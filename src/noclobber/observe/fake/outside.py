@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.fake.devices import Devices
+from noclobber.observe.torch_api.fake_tensors import LOADING
 from noclobber.observe.torch_api.patches import Patches
 
 
@@ -67,10 +68,7 @@ class Outside:
 
     def patch(self, patches: Patches) -> None:
         """Let data loaders work on real tensors, and keep checkpoints as they are."""
-        import torch.utils.data.dataloader as loaders
-
-        kinds = (loaders._SingleProcessDataLoaderIter, loaders._MultiProcessingDataLoaderIter)
-        for kind in (loaders._BaseDataLoaderIter, *kinds):
+        for kind in LOADING:
             for name in ("__init__", "__next__", "_next_data", "_reset"):
                 if name in vars(kind):
                     patches.put(kind, name, self._real(getattr(kind, name)))

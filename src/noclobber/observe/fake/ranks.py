@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from noclobber.observe.torch_api.fake_tensors import IN_C, fake_store
 from noclobber.observe.torch_api.patches import Patches
 
 
@@ -16,8 +17,7 @@ def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
     """Make this process one rank of so many, with the environment that torchrun gives; return what undoes it."""
     if not world_size:
         return lambda: None
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+    store = fake_store()
     given = {
         "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
@@ -25,13 +25,13 @@ def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     patches = Patches()
-    for name in ("_verify_params_across_processes", "_broadcast_coalesced"):
-        patches.put(dist, name, lambda *_, **__: [])  # they read values in C++
+    for name in IN_C:
+        patches.put(dist, name, lambda *_, **__: [])
     _patch_ddp(patches)
     native = dist.init_process_group
 
     def init_process_group(*_: object, **options: object) -> None:
-        native(backend="fake", store=FakeStore(), rank=rank, world_size=world_size)
+        native(backend="fake", store=store, rank=rank, world_size=world_size)
 
     patches.put(dist, "init_process_group", init_process_group)
 

@@ -12,7 +12,9 @@ import torch
 
 from noclobber.model.fake import FakeOrder
 from noclobber.model.ledger import Peak
+from noclobber.model.report import Lost
 from noclobber.observe import subscription
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, ranks
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.mode import Mode
@@ -30,7 +32,7 @@ MOST_NAMED = 5
 class FakeRun:
     """The state of one fake run. `begin` and `end` belong to one thread."""
 
-    def __init__(self, order: FakeOrder) -> None:
+    def __init__(self, order: FakeOrder, failed: Callable[[Lost], None] = lambda lost: None) -> None:
         if not subscription.is_armed():  # else the names stand for noclobber's own functions by now
             private.require()
         fake_tensors.self_test()
@@ -38,8 +40,9 @@ class FakeRun:
         self._asked = Asked()
         self.memory = Memory()
         self.devices = devices.Devices(order.gpu)
-        self.steps = Steps(order.steps, self.memory)
-        self._mode = Mode(self.devices, self.memory, self._asked, is_program=order.is_program)
+        way = Way("the run without values", failed, lasting=True)
+        self.steps = Steps(order.steps, self.memory, way)
+        self._mode = Mode(self.devices, self.memory, self._asked, way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices)
         self._outside = Outside(self._away, self.devices)
         self._patches = Patches()
@@ -99,9 +102,7 @@ class FakeRun:
     @contextlib.contextmanager
     def _away(self) -> Iterator[None]:
         """Run a block of the program on real tensors."""
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+        with private.no_modes(), private.plain():
             yield
 
     def checked(self) -> None:

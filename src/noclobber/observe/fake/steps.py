@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from noclobber.model.fake import Enough
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
@@ -21,8 +23,8 @@ MOST_OFTEN = 10
 class Steps:
     """Counts the steps of each optimizer that the program has made. `enough` is how many it is to make."""
 
-    def __init__(self, enough: int, memory: Memory) -> None:
-        self._enough, self._memory = enough, memory
+    def __init__(self, enough: int, memory: Memory, way: Way) -> None:
+        self._enough, self._memory, self._way = enough, memory, way
         self._taken: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self.steps = self._backwards = 0
         self.stopped = False
@@ -34,7 +36,7 @@ class Steps:
         def __init__(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
             native(optimizer, *args, **options)
             self._taken[optimizer] = 0
-            self._learn(optimizer)
+            self._way.guarded(partial(self._learn, optimizer))
 
         patches.put(torch.optim.Optimizer, "__init__", __init__)
         handle = private.hook(register_optimizer_step_post_hook, self._stepped)
@@ -48,7 +50,7 @@ class Steps:
         self._memory.learn("optimizer state", states)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._learn(optimizer)
+        self._way.guarded(partial(self._learn, optimizer))
         self._taken[optimizer] = taken = self._taken.get(optimizer, 0) + 1
         self.steps += 1
         if not self._enough:

@@ -14,7 +14,7 @@ from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.fake_tensors import FakeTensor
 
-MOST = 65536
+MOST = 2**20
 """Elements that a known tensor may have."""
 _KNOWN, _GUESS = "_noclobber_known", "_noclobber_guess"
 aten = torch.ops.aten
@@ -28,6 +28,11 @@ class Known:
     def __init__(self, tensor: torch.Tensor, fate: list[bool]) -> None:
         self.tensor = tensor
         self.fate = fate
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Known:
+        """Return the values of a copy, whose memory is its own: copies of tensors get what tensors carry."""
+        with private.aside():
+            return Known(self.tensor.clone(), [self.fate[0]])
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -9,8 +9,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.utils.data import dataloader
 
 from noclobber.model.error import UnsupportedTorch
+from noclobber.observe.torch_api import private
 
 try:
     from torch._subclasses import fake_tensor
@@ -26,12 +28,27 @@ try:
     )
     """What an operator raises that needs values."""
     _Converter = fake_tensor.FakeTensorConverter
+    LOADING: tuple[type, ...] = (
+        dataloader._BaseDataLoaderIter,
+        dataloader._SingleProcessDataLoaderIter,
+        dataloader._MultiProcessingDataLoaderIter,
+    )
+    """The iterators of data loaders: `__init__`, `_reset`, `__next__` and `_next_data` run the program's data set."""
 except (ImportError, AttributeError, KeyError) as missing:
     raise UnsupportedTorch(
         f"torch {torch.__version__} has no fake tensors as noclobber knows them: {missing}"
     ) from None
 
-__all__ = ["DEVICE", "WITHOUT_VALUES", "Converter", "FakeTensor", "FakeTensorMode", "self_test"]
+__all__ = [
+    "DEVICE",
+    "LOADING",
+    "WITHOUT_VALUES",
+    "Converter",
+    "FakeTensor",
+    "FakeTensorMode",
+    "fake_store",
+    "self_test",
+]
 
 
 class Converter(_Converter):
@@ -48,10 +65,26 @@ class Converter(_Converter):
         return FakeTensor(fake_mode, t, device, **given)
 
 
+def fake_store() -> torch.distributed.Store:
+    """Return the store of PyTorch's fake process group. Raises UnsupportedTorch where the group, or a function that
+    reads values in C++ (`IN_C`), is missing."""
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as missing:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no fake process group: {missing}") from None
+    for name in IN_C:
+        private.lookup(f"distributed.{name}")
+    return FakeStore()
+
+
+IN_C = ("_verify_params_across_processes", "_broadcast_coalesced")
+"""Functions of `torch.distributed` by which DistributedDataParallel reads values in C++."""
+
+
 @cache
 def self_test() -> None:
     """Raise UnsupportedTorch if fake tensors cannot lie on another CPU than the first, count no versions, or have no
-    storage of their own."""
+    storage of their own; or if no data loader would be seen."""
     try:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
@@ -61,7 +94,8 @@ def self_test() -> None:
         moved = one.device == torch.device("cpu", 1) and one.device != torch.device("cpu")
         holds = moved and one._version == 1 and one.untyped_storage()._cdata == other.untyped_storage()._cdata
         holds = holds and one.untyped_storage().nbytes() == 12
+        loads = all({"__next__", "_reset"} <= set(dir(one)) for one in LOADING) and "_next_data" in vars(LOADING[1])
     except Exception as failure:
         raise UnsupportedTorch(f"torch {torch.__version__} makes no fake tensors: {failure}") from failure
-    if not holds:
-        raise UnsupportedTorch(f"torch {torch.__version__} has changed its fake tensors: device, version or storage")
+    if not (holds and loads):
+        raise UnsupportedTorch(f"torch {torch.__version__} has changed its fake tensors or data loaders")

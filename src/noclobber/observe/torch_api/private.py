@@ -357,12 +357,16 @@ def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
     before, of_other = version_of(one), version_of(other)
     if before is None or before != of_other:
         return False
-    set_versions = lookup("_C._autograd._unsafe_set_version_counter")
-    set_versions([one], [before + 1])
+    set_version(one, before + 1)
     try:
         return version_of(other) != of_other
     finally:
-        set_versions([one], [before])
+        set_version(one, before)
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set the version counter of a tensor that has one, and so that of all its views."""
+    lookup("_C._autograd._unsafe_set_version_counter")([tensor], [version])
 
 
 def replace_hooks(these: Callable[[Pair], bool], by: Pair | None = None) -> None:
@@ -584,6 +588,11 @@ def names_of(function: object) -> list[str]:
         return []
     base = function._qualified_op_name
     return [f"{base}.{one}" if one else base for one in function._overload_names]
+
+
+def is_operator(function: object) -> bool:
+    """Return True for an operator with one schema; False for those that take functions (`cond`)."""
+    return isinstance(function, torch._ops.OpOverload)
 
 
 def overloads_of(function: object) -> list[OpOverload[..., object]]:
