@@ -56,10 +56,12 @@ def _carried(scene: Scene) -> Iterator[Change]:
     site = event.read.site if isinstance(event, Clobber) else event.site
     lines = [_detaching(file, read, site, one) for one in event.carried]
     texts = list(dict.fromkeys(filter(None, lines)))
+    if not texts:
+        return
     is_known = event.are_all_carried and all(lines) and calls(loop, "step") and _ends_alike(loop)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
-    for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1])) if texts else ()):
+    for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
         edit = after(file, end, *texts) if file.indent(end) is not None else None
         for more in [retained, *[[]] * bool(retained)] if edit is not None else ():
             is_sound = is_known and read.row in loop.body and more is retained
