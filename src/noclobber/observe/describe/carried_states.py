@@ -70,9 +70,9 @@ def _state(names: list[Held]) -> Carried:
 def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:
     """Return what an item is in, if that holds nothing but tensors."""
     kinds: dict[type, Literal["list", "dict", "tuple"]] = {list: "list", dict: "dict", tuple: "tuple"}
-    kind = kinds.get(type(held.owner), "") if held.kind in ("item", "tuple") else ""
+    kind = kinds.get(type(held.owner)) if held.kind in ("item", "tuple") else None
     inside = held.owner.values() if kind == "dict" else held.owner
-    return kind if kind and all(isinstance(one, torch.Tensor) for one in inside) else ""
+    return kind if kind is not None and all(isinstance(one, torch.Tensor) for one in inside) else ""
 
 
 def edges_into(roots: list[Node], boundary: int, is_wanted: Callable[[Node], bool]) -> list[Edge]:

@@ -275,7 +275,7 @@ class Evidence:
                     self.started()
                 return engine(t_outputs, *args, **kwargs)
             whole = self.begun <= self._whole or self.begun > self._most - self._whole
-            asked = () if kwargs.get("accumulate_grad") else args[3]
+            asked: Sequence[torch.Tensor] = () if kwargs.get("accumulate_grad") else args[3]
             call = _Call(t_outputs, roots, copied if whole else sketch, asked, measured=self.begun <= self._after + 1)
             kept = self._kept(call.found, call.named.values())
             self._named.update(
