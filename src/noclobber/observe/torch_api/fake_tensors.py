@@ -65,7 +65,7 @@ class Converter(_Converter):
         return FakeTensor(fake_mode, t, device, **given)
 
 
-def fake_store() -> torch.distributed.Store:
+def fake_store() -> Any:
     """Return the store of PyTorch's fake process group. Raises UnsupportedTorch where the group, or a function that
     reads values in C++ (`IN_C`), is missing."""
     try:
