@@ -255,11 +255,11 @@ class Evidence:
                 args = (args[0], True, *args[2:])
             if self._before is not None:
                 numbers = [self._before(one, args[3]) for one in args[3]]
-                asked = [
+                before = [
                     one if number is None else right_gradients.before_write(one, number)
                     for one, number in zip(args[3], numbers, strict=True)
                 ]
-                args = (*args[:3], tuple(asked), *args[4:])
+                args = (*args[:3], tuple(before), *args[4:])
             roots = graph.roots_of(t_outputs)
             self.saved = max(self.saved or 0, saved_bytes(roots))
             if self._wanted == "loss":
