@@ -63,7 +63,9 @@ def _carried(scene: Scene) -> Iterator[Change]:
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
         edit = after(file, end, *texts) if file.indent(end) is not None else None
-        for more in [retained, *[[]] * bool(retained)] if edit is not None else ():
+        if edit is None:
+            continue
+        for more in [retained, *[[]] * bool(retained)]:
             is_sound = is_known and read.row in loop.body and more is retained
             yield Change(title, (*more, edit), 1 + later + (more is not retained), is_sound=is_sound)
 

@@ -86,7 +86,7 @@ def _are_keys(loop: Loop, container: ast.expr) -> bool:
         for one in walk(loop, ast.Subscript)
         if isinstance(one.slice, ast.Name) and _same(one.value, container)
     }
-    return isinstance(loop.target, ast.Name) and loop.target.id in used
+    return isinstance(loop, FOR) and isinstance(loop.target, ast.Name) and loop.target.id in used
 
 
 def _same(one: ast.expr, other: ast.expr) -> bool:
