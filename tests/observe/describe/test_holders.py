@@ -172,7 +172,7 @@ NAMES = {
     a_list: {"h", "rows[0]"},
     an_item: {"rows[0]"},
     two_items_of_one_list: {"rows[0]", ""},
-    an_item_of_a_tuple: {""},
+    an_item_of_a_tuple: {"pair"},
     an_item_of_a_dict: {"cache['h']"},
     an_attribute: {"cell.state"},
     a_buffer: {"net.last"},
