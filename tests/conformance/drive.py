@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack
 
 LIFE = 150
 """Entries that a worker runs before another takes over."""
@@ -74,9 +74,9 @@ def work(pipe: Connection, task: Task) -> None:
     torch.set_warn_always(True)  # else a warning that comes once in a process comes bare and in no mode
     warnings.simplefilter("ignore")  # outside of the programs
     known = entries()
-    hooks = RemovableHandle.next_id - private._own_hooks
+    hooks = RemovableHandle.next_id - hook_stack._own_hooks
     for name in task.names[:LIFE]:
-        RemovableHandle.next_id = hooks + private._own_hooks  # what one entry has registered is of no other
+        RemovableHandle.next_id = hooks + hook_stack._own_hooks  # what one entry has registered is of no other
         try:
             pipe.send(run_entry(name, known[name], task))
         except Exception:

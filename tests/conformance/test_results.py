@@ -6,9 +6,9 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, required
 
-private.require()
+required.look_up()
 SAMPLES = 1
 
 

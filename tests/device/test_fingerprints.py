@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import required
 from noclobber.observe.witness import digests
 from noclobber.observe.witness.digests import OnDevice, all_known, differs, fingerprint, same
 from tests.device import sham
 from tests.observe.core.test_contents import LAYOUTS, TYPES, WIDE
 
-private.require()
+required.look_up()
 NARROW = [one for one in TYPES if one not in (torch.float64, torch.complex64)]
 """What every device has."""
 
@@ -119,15 +119,15 @@ def test_what_waits_to_be_compared_holds_no_memory(device):
 
         @staticmethod
         def backward(ctx, gradient):
-            kept.append([reference.expired() for reference in storages])
+            kept.append([reference.expired() for reference in references])
             return gradient
 
     with noclobber.watch(contents=True):
         x = Look.apply(torch.ones(3, device=device, requires_grad=True))
-        storages, h = [], x
+        references, h = [], x
         for _ in range(4):
             h = h.sin()
-            storages.append(private.storage_ref(h))
+            references.append(storages.storage_ref(h))
             h = h * 1
         h.sum().backward()
     assert kept == [[True] * 4]

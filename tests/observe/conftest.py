@@ -1,5 +1,5 @@
 """The functions of observe/ that a test calls by themselves rely on what `require` looks up."""
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import required
 
-private.require()
+required.look_up()

@@ -15,7 +15,7 @@ import noclobber.observe
 from noclobber.observe import subscription
 from noclobber.observe.core import boundary
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack, modes, spare_key
 from tests.observe.planting import PLANTED, Plants, called, modules, reached
 from tests.observe.programs import RIGHT
 from tests.observe.wrongs import WRONGS
@@ -113,15 +113,15 @@ def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: {str(seen)[:200]}")
             elif reached and not any(PLANTED in one.why for one in lost):
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: not told")
-            while private.top_hooks(True) is not None:
+            while hook_stack.top_hooks(True) is not None:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: hooks are left")
-                private.pop_hooks()
-            while private._modes_on_stack():
+                hook_stack.pop_hooks()
+            while modes._modes_on_stack():
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: a mode is left")
                 _pop_mode()
-            if private.key_is_set():
+            if spare_key.key_is_set():
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: the key is left")
-                private.set_key(False)
+                spare_key.set_key(False)
             if CONTEXT.bus.listeners:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: still armed")
                 subscription._subscribers.clear()

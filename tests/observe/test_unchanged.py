@@ -16,7 +16,7 @@ from torch.optim import optimizer as optim_module
 
 import noclobber
 from noclobber.observe import subscription
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import spare_key
 from noclobber.observe.torch_api.patches import Patches
 from tests.observe.programs import RIGHT, SILENT
 
@@ -66,7 +66,7 @@ def snapshot():
         "post": dict(optim_module._global_optimizer_post_hooks),
         "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "modes": torch._C._len_torch_dispatch_stack(),
-        "key": private.key_is_set(),
+        "key": spare_key.key_is_set(),
         "excepthook": sys.excepthook,
     }
 

@@ -26,7 +26,7 @@ from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.write_mode import move_versions, versions_of_lists
 from noclobber.observe.core.written import Written, what_is_written
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import compile_guard, engine_state, registry, storages, tensor_state
 from noclobber.observe.torch_api.frames import frame_above
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Allocations:
         """Note a call that will write in place, before it does."""
         if self.full or not args or not _writes_first(func) or not _is_plain(args[0]):
             return
-        tensor, key = args[0], private.storage_key(args[0])
+        tensor, key = args[0], storages.storage_key(args[0])
         with self._lock:
             storage = self._storages.get(key or 0)
             if key is None or storage is None or _is_aside(context) or not torch.is_grad_enabled():
@@ -177,12 +177,12 @@ class Allocations:
             self._number += 1
             self.uncompiled = self.uncompiled or _is_compiled(frame)
             for tensor in _tensors((*args, *kwargs.values())):
-                if (key := private.storage_key(tensor)) is not None:
+                if (key := storages.storage_key(tensor)) is not None:
                     self._known(tensor, key).used = self._number
             for tensor in _tensors((result,)):
                 self._made(tensor, frame)
             if func._schema.name == "aten::clone" and _is_plain(result) and _is_plain(args[0]):
-                keys = private.storage_key(args[0]), private.storage_key(result)
+                keys = storages.storage_key(args[0]), storages.storage_key(result)
                 self._cloned = (self._number, keys[0] or 0, keys[1] or 0)
             elif _is_plain(result) and (positions := _could_write(func)):
                 self._out_of_place(context, func._schema.name, positions, args, result, frame)
@@ -190,7 +190,7 @@ class Allocations:
 
     def enter(self, context: Context) -> OperatorMode:
         """Put a mode on this thread's mode stack, for all who follow operators, and return it."""
-        private.never_compile(OperatorMode.__torch_dispatch__)
+        compile_guard.never_compile(OperatorMode.__torch_dispatch__)
         mode: Any = OperatorMode(context)
         return cast(OperatorMode, mode.__enter__())
 
@@ -202,15 +202,15 @@ class Allocations:
     def _known(self, tensor: torch.Tensor, key: int) -> _Storage:
         known = self._storages.get(key)
         if known is None:
-            known = _Storage(private.storage(tensor).nbytes(), -1)
+            known = _Storage(storages.storage(tensor).nbytes(), -1)
             self._follow(tensor, key, known)
         return known
 
     def _made(self, tensor: torch.Tensor, frame: FrameType) -> None:
-        key = private.storage_key(tensor)
+        key = storages.storage_key(tensor)
         if key is None or key in self._storages:
             return
-        size = private.storage(tensor).nbytes()
+        size = storages.storage(tensor).nbytes()
         if size:
             made = _Storage(size, len(self.live), (frame.f_code, frame.f_lasti), self._number)
             self._follow(tensor, key, made)
@@ -218,7 +218,7 @@ class Allocations:
 
     def _follow(self, tensor: torch.Tensor, key: int, one: _Storage) -> None:
         self._storages[key] = one
-        one.reference = ref(private.storage(tensor), partial(self._freed, key, one))
+        one.reference = ref(storages.storage(tensor), partial(self._freed, key, one))
 
     def _freed(self, key: int, one: _Storage, _: object) -> None:
         with self._lock:
@@ -237,7 +237,7 @@ class Allocations:
         result: torch.Tensor,
         frame: FrameType,
     ) -> None:
-        output = self._storages.get(private.storage_key(result) or 0)
+        output = self._storages.get(storages.storage_key(result) or 0)
         if output is None or output.made != len(self.live) - 1 or _is_aside(context):
             return
         place, spelling = place_of(frame), _spelling(frame)
@@ -252,7 +252,7 @@ class Allocations:
         for position in positions:
             value = args[position] if position < len(args) else None
             if _is_plain(value) and (not line.uses or position == line.position):
-                found = self._storages.get(private.storage_key(value) or 0)
+                found = self._storages.get(storages.storage_key(value) or 0)
                 if found is not None and self._fits(context, value, found, result, args, position):
                     line.position = position
                     line.uses.append(_Use(found, output, self._number))
@@ -272,7 +272,7 @@ class Allocations:
         position: int,
     ) -> bool:
         """Return True if a value could hold the result, and nobody keeps it so far."""
-        key = private.storage_key(value)
+        key = storages.storage_key(value)
         return (
             found.made >= 0
             and not found.handed
@@ -280,8 +280,8 @@ class Allocations:
             and _is_whole(value)
             and not (value.is_leaf and value.requires_grad)
             and value.is_inference() == result.is_inference()
-            and private.creation_of(value) in ("", "DEFAULT")
-            and all(private.storage_key(one) != key for one in _others(args, position))
+            and tensor_state.creation_of(value) in ("", "DEFAULT")
+            and all(storages.storage_key(one) != key for one in _others(args, position))
             and not context.live.at(cast(int, key))
         )
 
@@ -338,7 +338,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Return True for a tensor that has memory and strides of its own."""
     return (
         isinstance(value, torch.Tensor)
-        and type(value) in private.PLAIN
+        and type(value) in storages.PLAIN
         and value.layout is torch.strided
         and not value.is_nested
         and value.device.type != "meta"
@@ -360,12 +360,12 @@ def _others(args: tuple[Any, ...], position: int) -> list[torch.Tensor]:
 
 def _is_aside(context: Context) -> bool:
     """Return True for what autograd or an optimizer does, and not the program's forward."""
-    return private.backward_call() is not None or bool(context.thread.backwards) or context.thread.step is not None
+    return engine_state.backward_call() is not None or bool(context.thread.backwards) or context.thread.step is not None
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
     """Return True if a tensor shows each byte of its storage once."""
-    if tensor.numel() * tensor.itemsize != private.storage(tensor).nbytes():
+    if tensor.numel() * tensor.itemsize != storages.storage(tensor).nbytes():
         return False
     return all(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
@@ -392,7 +392,7 @@ def _could_write(func: OpOverload[..., object]) -> tuple[int, ...]:
 
 @cache
 def _names() -> frozenset[str]:
-    return frozenset(private.operator_names())
+    return frozenset(registry.operator_names())
 
 
 def _spelling(frame: FrameType) -> Spelling | None:

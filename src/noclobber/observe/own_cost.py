@@ -11,7 +11,7 @@ from noclobber.observe import subscription
 from noclobber.observe.native.build import NotBuilt, require
 from noclobber.observe.native.load import OFF
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state
 
 LEAST, PART = 60.0, 0.2
 """Below so many seconds, and below this part of the time, nobody needs to build anything."""
@@ -27,7 +27,7 @@ def in_words(seconds: float) -> str:
     It is called while this thread is watched. The nodes of the graphs that the program has made are counted, and what
     one costs is measured.
     """
-    nodes = private.next_node()
+    nodes = engine_state.next_node()
     if nodes * _MOST < LEAST or CONTEXT.native is not None or not _may_be_built():
         return ""
     watched = _per_node()

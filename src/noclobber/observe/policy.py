@@ -22,7 +22,7 @@ from noclobber.observe.core.records import Backward, Record, here, reading
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.describe import clobbers, holders, refusals, torch_messages
 from noclobber.observe.preserve import copy_before_write
-from noclobber.observe.torch_api import before_2_12, private
+from noclobber.observe.torch_api import before_2_12, engine_state, modes, tensor_state
 from noclobber.observe.witness.digests import Digest, all_known, fingerprint, same
 from noclobber.observe.witness.layout import geometry, may_touch, touch
 from noclobber.observe.witness.witness import Change, change
@@ -51,13 +51,13 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     if context.contents is not None:
         context.contents.begins_to_write(noted.key)  # also where no operator is seen: optimizers, `.data`
     saves.note_base(handles, tensor)
-    of_function = not torch.is_grad_enabled() and private.is_view_of_function(tensor)
+    of_function = not torch.is_grad_enabled() and tensor_state.is_view_of_function(tensor)
     apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
     for handle in handles:
         marked = handle.suspected()
         marked.of_function |= of_function and isinstance(handle, OfView)
         if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
-            with private.no_modes():
+            with modes.no_modes():
                 handle.digest = fingerprint(handle.alias)
         written = marked.writes
         entry = (noted, handle.alias._version)
@@ -153,7 +153,7 @@ def spare(context: Context, tensor: torch.Tensor, node: int, place: Place | None
 
 def have_moved(context: Context, those: list[tuple[torch.Tensor, Handle]]) -> None:
     """Let handles follow their tensors to other memory; not where bytes are preserved, which keeps the old."""
-    with private.plain():
+    with modes.plain():
         for tensor, handle in those if not context.keeping else ():
             saves.moved(handle, saves.alias_elsewhere(tensor, handle.alias), context.live)
 
@@ -168,7 +168,7 @@ def read(context: Context, handle: Handle, digest: Digest, preserved: bool) -> t
     save was made where bytes were `preserved`, also raises where PyTorch would not. Returns None where PyTorch or the
     program must decide, outside of the error boundary (`save_hooks.checked`).
     """
-    node, alias = private.current_node(), handle.alias
+    node, alias = engine_state.current_node(), handle.alias
     if handle.suspect is not None and handle.suspect.theirs is not None:
         return None
     if preserved and not clobbers.is_read(handle, node):

@@ -42,7 +42,7 @@ from noclobber.observe.detectors import (
 from noclobber.observe.foreign_memory import exported_saves
 from noclobber.observe.native import bridge
 from noclobber.observe.preserve import copy_before_write, own_saves
-from noclobber.observe.torch_api import compile_guard, private, self_tests
+from noclobber.observe.torch_api import compile_guard, required, self_tests
 from noclobber.observe.transparent import (
     checks_of_swaps,
     double_backward,
@@ -214,7 +214,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
 
     Raises UnsupportedTorch if this release of torch lacks something that everything needs.
     """
-    private.require()
+    required.look_up()
     context = CONTEXT
     context.armed, context.watching = True, watching
     context.era += not watching

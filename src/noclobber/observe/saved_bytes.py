@@ -21,7 +21,7 @@ from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Backward
 from noclobber.observe.core.sites import Place, site_of
 from noclobber.observe.describe.called import modules_called
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import frames, graph, storages
 from noclobber.observe.torch_api.frames import frame_above
 
 Lives = Literal["", "parameter", "buffer"]
@@ -38,7 +38,7 @@ class _Storage:
     lives: Lives
     saver: _Held
     """The handle that came first."""
-    reference: private.StorageRef
+    reference: storages.StorageRef
     """Tells whether the storage is still there, and its key means it."""
     holders: int = 1
     node: str = ""
@@ -56,7 +56,7 @@ class SavedBytes:
     """Counts for as long as it is among the accounts of the context. Its numbers may be read later too."""
 
     def __init__(self) -> None:
-        self._call = private.module_call()
+        self._call = frames.module_call()
         self._storages: dict[int, _Storage] = {}
         self._held: dict[int, _Held] = {}
         self._now, self._most = 0, -1
@@ -74,7 +74,7 @@ class SavedBytes:
 
     def saved(self, handle: Handle, frame: FrameType) -> None:
         """Count a save that was just made by code that `frame` called."""
-        key = private.storage_key(handle.alias)
+        key = storages.storage_key(handle.alias)
         if key is None:
             return
         held = _Held(handle, self._released)
@@ -86,10 +86,10 @@ class SavedBytes:
                 known.holders += 1
                 held.storage = known
                 return
-            size = private.storage(handle.alias).nbytes()
+            size = storages.storage(handle.alias).nbytes()
             modules = [one for one, _ in modules_called(frame, self._call)]
             lives = _lives(handle.tensor(), key, modules)
-            reference = private.storage_ref(handle.alias)
+            reference = storages.storage_ref(handle.alias)
             one = _Storage(size, handle.place, self._path(*modules), lives, held, reference)
             held.storage = self._storages[key] = one
             if not lives:
@@ -125,7 +125,7 @@ class SavedBytes:
             for saved in graph.saves_of_or_gone(node):
                 handle = graph.content(saved)
                 if isinstance(handle, Handle):
-                    one = self._storages.get(private.storage_key(handle.alias) or 0)
+                    one = self._storages.get(storages.storage_key(handle.alias) or 0)
                     if one is not None and (not one.node or one.saver() is handle):
                         one.node = node.name()
 
@@ -177,7 +177,7 @@ def _lives(tensor: torch.Tensor | None, key: int, modules: Sequence[torch.nn.Mod
         return "parameter" if whole is not None and whole.is_leaf else ""
     outer = itertools.chain.from_iterable(one.buffers(recurse=False) for one in modules[:-1])
     inner = itertools.chain.from_iterable(one.buffers() for one in modules[-1:])
-    return "buffer" if any(private.storage_key(one) == key for one in (*outer, *inner)) else ""
+    return "buffer" if any(storages.storage_key(one) == key for one in (*outer, *inner)) else ""
 
 
 def arm(context: Context, way: Way) -> None:

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 from noclobber.model.overlap import Region, overlap
 from noclobber.model.probe import Operand, Probe, Role
 from noclobber.observe.core.reads import read_by
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, registry, required, storages, tensor_state
 
 MOST_TRIALS = 64
 """How many tensors are tried one by one where a function keeps tensors that cannot be seen."""
@@ -88,7 +88,7 @@ def probe(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         function = function.apply
     watching = sys.modules.get("noclobber.observe.subscription")
     if watching is None or not watching.is_armed():
-        private.require()
+        required.look_up()
         return _probed(function, args, kwargs)
     with watching.apart():
         return _probed(function, args, kwargs)
@@ -194,7 +194,7 @@ def _hooks(call: _Call) -> tuple[Callable[[torch.Tensor], _Save], Callable[[_Sav
 def _named(call: _Call) -> None:
     """Name what each node keeps, and note what cannot be seen."""
     for tensor in call.outputs.values():
-        if tensor.grad_fn is not None and private.creation_of(tensor) == "MULTI_OUTPUT_NODE":
+        if tensor.grad_fn is not None and tensor_state.creation_of(tensor) == "MULTI_OUTPUT_NODE":
             call.several.append((f"{tensor.grad_fn.name()}, which returns several views", tensor))
     for node in graph.walk(graph.roots_of(call.outputs.values())):
         for saved in graph.saves_of_or_gone(node):
@@ -206,7 +206,7 @@ def _named(call: _Call) -> None:
                 packed.by = f"{node.name()}.{saved.field}"
             else:
                 call.opaque = True
-        if private.is_of_custom_function(node):
+        if graph.is_of_custom_function(node):
             call.opaque = True
             for name, value in vars(node).items():
                 call.hidden += [(f"{node.name()}.{inner}", tensor) for inner, tensor in tensors_in(value, name)]
@@ -228,10 +228,10 @@ def _bytes(call: _Call) -> tuple[int, int]:
     """Return how many bytes are kept, each storage once, and how many of them are neither input nor output."""
     sizes: dict[int, int] = {}
     for tensor in [*(save.alias for save in call.saves), *(one for _, one in call.hidden)]:
-        key = private.storage_key(tensor)
+        key = storages.storage_key(tensor)
         if key is not None:
-            sizes[key] = private.storage(tensor).nbytes()
-    known = {private.storage_key(one) for one in call.operands.values()}
+            sizes[key] = storages.storage(tensor).nbytes()
+    known = {storages.storage_key(one) for one in call.operands.values()}
     return sum(sizes.values()), sum(size for key, size in sizes.items() if key not in known)
 
 
@@ -308,8 +308,8 @@ def _region(tensor: torch.Tensor) -> Region | None:
 
 def _meet(one: torch.Tensor, other: torch.Tensor, region: Region | None) -> bool:
     """Return True if two tensors share a byte."""
-    key = private.storage_key(one)
-    if key is None or key != private.storage_key(other):
+    key = storages.storage_key(one)
+    if key is None or key != storages.storage_key(other):
         return False
     mine = _region(one)
     return mine is None or region is None or overlap(mine, region)
@@ -373,7 +373,7 @@ def _of_schema(function: Callable[..., Any], count: int) -> list[str]:
     """Return the names by the schema of an operator, or of the operator that a function of torch stands for."""
     if inspect.isbuiltin(function) or inspect.ismethoddescriptor(function):
         function = getattr(torch.ops.aten, function.__name__, function)
-    for overload in private.overloads_of(function):
+    for overload in registry.overloads_of(function):
         names = [one.name for one in overload._schema.arguments]
         if len(names) >= count:
             return names[:count]

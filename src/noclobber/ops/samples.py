@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import registry
 from noclobber.ops.probing import signature_of
 
 SIZE = 4
@@ -217,8 +217,8 @@ def _overloads(function: Any) -> list[Any]:
     """Return the operators of PyTorch, or of a library, behind a function; none for one written in Python."""
     if inspect.isfunction(function) and list(_parameters(function)) != ["args"]:  # not `torch.einsum(*args)`
         return []
-    known: list[Any] = private.overloads_of(function)
-    return known or private.overloads_of(getattr(torch.ops.aten, getattr(function, "__name__", ""), None))
+    known: list[Any] = registry.overloads_of(function)
+    return known or registry.overloads_of(getattr(torch.ops.aten, getattr(function, "__name__", ""), None))
 
 
 def _of_overload(name: str, overload: Any) -> Sample | None:

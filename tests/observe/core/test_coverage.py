@@ -9,7 +9,7 @@ import torch._dynamo
 import noclobber
 from noclobber.observe.core import write_kernels, written
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import spare_key
 
 
 def unseen(program):
@@ -71,7 +71,7 @@ def test_saves_outside_the_hooks_are_still_checked():
 
 def test_the_spare_key_answers():
     assert write_kernels.key_answers(CONTEXT)
-    assert not private.key_is_set()
+    assert not spare_key.key_is_set()
 
 
 def schema(name, overload="default"):
@@ -100,13 +100,13 @@ def test_fused_optimizers_move_no_version():
 def test_writes_below_the_key_that_counts_versions():
     """`install` remembers none of these, as they can make no error. torch makes them within its own kernels."""
     t = torch.ones(3)
-    assert not private.below_versions()
+    assert not spare_key.below_versions()
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        assert private.below_versions()
+        assert spare_key.below_versions()
         t.add_(1)
     assert t._version == 0
     with torch.inference_mode():
-        assert not private.below_versions()
+        assert not spare_key.below_versions()
         t.add_(1)
     assert t._version == 1
 
@@ -136,4 +136,4 @@ def test_nested_watches_and_install_share_one_recorder():
     installed.uninstall()
     assert [finding.count for finding in inner.findings] == [1]
     assert [finding.count for finding in outer.findings] == [2]
-    assert not private.key_is_set()
+    assert not spare_key.key_is_set()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import noclobber
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import registry, spare_key
 from tests.observe.hearing import bare, hear, is_marked
 
 NUMBERS = itertools.count()
@@ -151,15 +151,15 @@ def test_a_name_that_wrote_and_does_not_any_more_is_quiet(namespace: str) -> Non
 
 def test_a_new_operator_alone_is_looked_at(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: set[str] = set()
-    native = private.schema
+    native = registry.schema
 
     def schema(name: str) -> torch.FunctionSchema | None:
         looked_at.add(name)
         return native(name)
 
     with noclobber.watch():
-        monkeypatch.setattr(private, "schema", schema)
-        monkeypatch.setattr(private, "operator_names", lambda: pytest.fail("all operators were asked for"))
+        monkeypatch.setattr(registry, "schema", schema)
+        monkeypatch.setattr(registry, "operator_names", lambda: pytest.fail("all operators were asked for"))
         by_library(namespace)
         assert looked_at == {f"{namespace}::scale"}
 
@@ -167,12 +167,12 @@ def test_a_new_operator_alone_is_looked_at(namespace: str, monkeypatch: pytest.M
 def test_what_looking_rests_on(namespace: str) -> None:
     """PyTorch has no schema of an operator that is gone, a kernel outlives it, and another schema is unequal."""
     library, name = defined(namespace, schema=PURE, body=scaled), f"{namespace}::scale"
-    kernels, before = private.library(namespace), private.schema(name)
-    kernels.impl("scale", scaled, private.LOWER_KEY_NAME)
+    kernels, before = registry.library(namespace), registry.schema(name)
+    kernels.impl("scale", scaled, spare_key.LOWER_KEY_NAME)
     assert before is not None
-    assert before == private.schema(name)
+    assert before == registry.schema(name)
     library._destroy()  # type: ignore[attr-defined]
-    assert private.schema(name) is None
+    assert registry.schema(name) is None
     KEPT.append(defined(namespace))
-    assert before != private.schema(name)
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, private.LOWER_KEY_NAME)
+    assert before != registry.schema(name)
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, spare_key.LOWER_KEY_NAME)

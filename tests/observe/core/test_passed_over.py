@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import noclobber
 from noclobber.observe.core.records import moment
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 
 BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 """Without this key, writes are made as operators make them inside."""
@@ -36,16 +36,16 @@ def in_python() -> Iterator[None]:
 @pytest.mark.usefixtures("in_python")
 def test_a_tensor_shares_its_storage_with_the_saves_of_it_and_with_nothing_else() -> None:
     made = torch.randn(3)
-    assert private.is_only_holder(made)
+    assert storages.is_only_holder(made)
     weight = torch.randn(3, requires_grad=True)
     product = made * weight
-    assert not private.is_only_holder(made)
+    assert not storages.is_only_holder(made)
     product.sum().backward()
     del product
-    assert private.is_only_holder(made)
+    assert storages.is_only_holder(made)
     view = made[1:]
-    assert not private.is_only_holder(made)
-    assert not private.is_only_holder(view)
+    assert not storages.is_only_holder(made)
+    assert not storages.is_only_holder(view)
 
 
 WRITES_INSIDE = """
@@ -175,7 +175,7 @@ def test_install_remembers_no_write_that_moves_no_version() -> None:
     assert norm.running_mean is not None
     assert norm.running_mean.any()
     assert norm.num_batches_tracked is not None
-    assert [one.key for one in written] == [private.storage_key(norm.num_batches_tracked)]
+    assert [one.key for one in written] == [storages.storage_key(norm.num_batches_tracked)]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from noclobber.observe.core import written
 from noclobber.observe.core.records import moment
 from noclobber.observe.describe.write_history import since
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.witness import digests
 from tests.observe.hearing import bare, hear, is_marked
 from tests.tensors import all_equal
@@ -72,14 +72,14 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         writes = written.written_by(func._schema)
-        keys = [private.storage_key(tensor) for tensor in self.made]
+        keys = [storages.storage_key(tensor) for tensor in self.made]
         for tensor in written.tensors(writes, args, kwargs) if writes else ():
-            is_own = private.storage_key(tensor) in keys
+            is_own = storages.storage_key(tensor) in keys
             self.own, self.other = self.own + is_own, self.other + (not is_own)
         result = func(*args, **kwargs)
         if writes is None:
-            before = {private.storage_key(one) for one in (*args, *kwargs.values()) if isinstance(one, Tensor)}
-            self.made += [one for one in tensors(result) if private.storage_key(one) not in before]
+            before = {storages.storage_key(one) for one in (*args, *kwargs.values()) if isinstance(one, Tensor)}
+            self.made += [one for one in tensors(result) if storages.storage_key(one) not in before]
         return result
 
 

@@ -6,7 +6,7 @@ import torch
 import noclobber
 from noclobber.observe.core.history import RECENT
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.witness.layout import geometry
 
 
@@ -24,7 +24,7 @@ def written():
 
 
 def now(parameters):
-    return [(private.storage_key(one), geometry(one), one._version) for one in parameters]
+    return [(storages.storage_key(one), geometry(one), one._version) for one in parameters]
 
 
 def with_gradients(*shapes):

@@ -7,33 +7,33 @@ import torch
 from torch.autograd import Function
 
 import noclobber
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, hook_stack, spare_key
 from tests.observe.hearing import bare, hear
 
 
 def stack():
     """The pairs of hooks on this thread's stack, the uppermost first."""
     found = []
-    while (top := private.top_hooks(True)) is not None:
+    while (top := hook_stack.top_hooks(True)) is not None:
         found.append(top)
-        private.pop_hooks()
+        hook_stack.pop_hooks()
     for pair in reversed(found):
-        private.push_hooks(*pair)
+        hook_stack.push_hooks(*pair)
     return found
 
 
 @pytest.fixture(params=[False, True], ids=["", "hooks in the program"])
 def program_has_hooks(request, monkeypatch):
     """Whether a hook was ever registered in this process: then Python may run in any backward, and the hooks stay."""
-    monkeypatch.setattr(private, "program_has_hooks", lambda: request.param)
+    monkeypatch.setattr(hook_stack, "program_has_hooks", lambda: request.param)
     return request.param
 
 
 @pytest.fixture
 def in_backward(monkeypatch):
     """The stacks that the engine begins its backwards with, in a program without hooks."""
-    monkeypatch.setattr(private, "program_has_hooks", lambda: False)
-    engine, seen = private.engine(), []
+    monkeypatch.setattr(hook_stack, "program_has_hooks", lambda: False)
+    engine, seen = engine_state.engine(), []
 
     def looking(*args, **kwargs):
         seen.append(stack())
@@ -145,7 +145,7 @@ def test_nothing_is_left_if_watching_ends_in_a_backward(block, program_has_hooks
         watch.__enter__()
     calling(end).backward()
     assert stack() == []
-    assert not private.key_is_set()
+    assert not spare_key.key_is_set()
 
 
 def test_a_block_that_takes_over_in_a_backward_goes_on_after_it(program_has_hooks):
@@ -167,4 +167,4 @@ def test_a_block_that_takes_over_in_a_backward_goes_on_after_it(program_has_hook
         second.__exit__(None, None, None)
     assert [one.code for one in second.findings] == ["NC202"]
     assert stack() == []
-    assert not private.key_is_set()
+    assert not spare_key.key_is_set()

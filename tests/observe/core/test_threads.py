@@ -19,7 +19,7 @@ from torch import nn
 import noclobber
 from noclobber.model.live_saves import EVERYWHERE, LiveSaves
 from noclobber.model.source import source_line
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, spare_key
 
 SECONDS = float(os.environ.get("NOCLOBBER_TEST_SECONDS", "2"))
 """How long contended threads train in each mode; `make fuzz-threads` takes longer."""
@@ -339,7 +339,7 @@ def test_blocks_begin_and_end_in_many_threads():
     engine = torch.autograd._engine_run_backward
     assert not in_threads(4, watch)
     assert torch.autograd._engine_run_backward is engine
-    assert not private.key_is_set()
+    assert not spare_key.key_is_set()
 
 
 def test_replicas_in_threads_as_data_parallel_runs_them():
@@ -413,18 +413,18 @@ def test_a_nested_backward_works_for_its_own_call():
 
         @staticmethod
         def backward(ctx, g):
-            outer = private.backward_call()
+            outer = engine_state.backward_call()
             with torch.enable_grad():
                 y = torch.ones(2, requires_grad=True)
                 z = y * 3
-                z.register_hook(lambda g: seen.append((outer, private.backward_call())))
+                z.register_hook(lambda g: seen.append((outer, engine_state.backward_call())))
                 z.sum().backward()
-            seen.append((outer, private.backward_call()))
+            seen.append((outer, engine_state.backward_call()))
             return g
 
     with noclobber.watch():
         Nested.apply(torch.ones(2, requires_grad=True)).sum().backward()
-        assert private.backward_call() is None
+        assert engine_state.backward_call() is None
     (first, inner), (second, again) = seen
     assert first is second is again
     assert inner is not None

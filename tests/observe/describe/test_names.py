@@ -13,7 +13,7 @@ from noclobber.observe.core.reads import Reads
 from noclobber.observe.describe import clobbers, tensor_names, write_history
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.saved_bytes import SavedBytes
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.witness.witness import Witness
 from tests.observe.programs import RIGHT
 from tests.observe.used_again import until_used_again
@@ -94,7 +94,7 @@ class Holder(nn.Module):
         self.register_buffer("last", torch.zeros(0))
 
     def take(self, key):
-        self.last = until_used_again(lambda: torch.ones(5000), private.storage_key, key)
+        self.last = until_used_again(lambda: torch.ones(5000), storages.storage_key, key)
 
 
 def through_data(h):
@@ -131,7 +131,7 @@ def test_what_got_the_memory_of_a_dead_tensor_is_not_named(write):
     with noclobber.watch() as watched:
         h = x * 2
         write(h)
-        y, key = h + 1, private.storage_key(h)
+        y, key = h + 1, storages.storage_key(h)
         del h
         holder.take(key)
         with contextlib.suppress(RuntimeError):
@@ -155,7 +155,7 @@ def test_a_tensor_that_is_there_is_named():
 
 def test_a_description_for_later_holds_no_memory_and_forgets_a_name_with_it():
     holder, tensor = Holder(), torch.ones(5000)
-    described, key = clobbers.later_of(tensor), private.storage_key(tensor)
+    described, key = clobbers.later_of(tensor), storages.storage_key(tensor)
     assert described().name == "tensor"
     del tensor
     holder.take(key)
@@ -181,11 +181,11 @@ def test_parameters_of_one_memory_are_told_apart():
 def test_writes_to_an_address_are_no_writes_to_the_memory_before():
     with noclobber.watch():
         tensor = torch.ones(5000)
-        reread, begin = Witness(private.storage_key(tensor), tensor), 0
+        reread, begin = Witness(storages.storage_key(tensor), tensor), 0
         CONTEXT.memory.expect(reread)
         known = clobbers.unnamed(tensor)
         del tensor
-        again = until_used_again(lambda: torch.ones(5000), private.storage_key, reread.alias)
+        again = until_used_again(lambda: torch.ones(5000), storages.storage_key, reread.alias)
         again.mul_(2)
         assert any(record.key == reread.alias for record in CONTEXT.memory.recent)
         assert write_history.writes_to(reread, write_history.since(CONTEXT.memory, begin), known, 1) == ()
@@ -197,10 +197,10 @@ def test_the_address_of_what_a_region_read_may_be_that_of_what_it_makes():
     read.given.append(tensor)
     region = CheckpointRegion(CONTEXT, Way("", lambda lost: None), None, read)
     read.given.clear()
-    key = private.storage_key(tensor)
+    key = storages.storage_key(tensor)
     assert region.source(tensor) is not None
     del tensor
-    again = until_used_again(lambda: torch.ones(5000), private.storage_key, key)
+    again = until_used_again(lambda: torch.ones(5000), storages.storage_key, key)
     assert region.source(again) is None
 
 

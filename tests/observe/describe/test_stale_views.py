@@ -7,7 +7,7 @@ from torch import nn
 import noclobber
 from noclobber.model.source import source_line
 from noclobber.observe import subscription
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import tensor_state
 
 W = torch.ones(3, requires_grad=True)
 
@@ -232,7 +232,7 @@ def test_installed_too(program):
 def test_asking_a_view_that_pytorch_refuses_changes_nothing(made):
     h = computed()
     view = made(h)
-    assert private.creation_of(view) not in ("", "DEFAULT")
+    assert tensor_state.creation_of(view) not in ("", "DEFAULT")
     assert view.grad_fn is view.grad_fn
     h.mul_(2)
     for _ in range(2):

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack
 from tests.observe import alike
 from tests.observe.hearing import bare, hear
 
@@ -226,7 +226,7 @@ def test_a_block_within_the_hooks_calls_them(program):
     def outcome(around):
         x, hooks = torch.tensor([1.4, 2.6], requires_grad=True), Recording()
         program(around, hooks, x)
-        return hooks.calls, x.grad.tolist(), private.top_hooks(True)
+        return hooks.calls, x.grad.tolist(), hook_stack.top_hooks(True)
 
     alone = outcome(contextlib.nullcontext)
     assert "unpack" in alone[0]

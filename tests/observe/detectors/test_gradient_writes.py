@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack, modes, required
 from tests.observe.hearing import bare, hear, is_marked
 from tests.tensors import all_equal
 
@@ -178,7 +178,7 @@ def test_the_engine_lets_a_node_begin_with_the_modes_of_the_call():
             return func(*args, **(kwargs or {}))
 
     def leave(made, given):
-        private.push_mode(Mode())
+        modes.push_mode(Mode())
 
     x = torch.ones(3, requires_grad=True)
     h = x * 1
@@ -186,7 +186,7 @@ def test_the_engine_lets_a_node_begin_with_the_modes_of_the_call():
     depths = []
     last.grad_fn.register_hook(leave)
     h.grad_fn.register_prehook(lambda given: depths.append(torch._C._len_torch_dispatch_stack()))
-    private.require()
+    required.look_up()
     (h + last).sum().backward()
     assert seen == [torch.ops.aten.add.Tensor]
     assert depths == [0]
@@ -312,7 +312,7 @@ def test_sums_of_what_was_written_and_of_what_was_not(asked, make, join, write):
 
 
 def test_a_hook_that_is_registered_in_the_backward_which_runs_it_is_named_in_the_coverage(monkeypatch):
-    monkeypatch.setattr(private, "program_has_hooks", lambda: False)  # as in a program without earlier ones
+    monkeypatch.setattr(hook_stack, "program_has_hooks", lambda: False)  # as in a program without earlier ones
 
     def program():
         x = torch.ones(3, requires_grad=True)

@@ -59,7 +59,7 @@ def test_python_runs_in_a_call(within: str, either: dict[str, str]) -> None:
     script = f"""
         import torch, noclobber
         from noclobber.observe.recorder import CONTEXT
-        from noclobber.observe.torch_api import private
+        from noclobber.observe.torch_api import engine_state, spare_key
 
         def unpack(saved):
             global handle
@@ -78,13 +78,13 @@ def test_python_runs_in_a_call(within: str, either: dict[str, str]) -> None:
         weight = torch.ones(3, requires_grad=True)
         for _ in range(3):
             backward()
-            assert CONTEXT.thread.backwards == [] and private.backward_call() is None and private.key_is_set()
+            assert CONTEXT.thread.backwards == [] and engine_state.backward_call() is None and spare_key.key_is_set()
             weight.grad = None
             weight.square().sum().backward()
             assert weight.grad.tolist() == [2.0, 2.0, 2.0]
-            assert CONTEXT.thread.backwards == [] and private.backward_call() is None and private.key_is_set()
+            assert CONTEXT.thread.backwards == [] and engine_state.backward_call() is None and spare_key.key_is_set()
         handle.uninstall()
-        assert not private.key_is_set()
+        assert not spare_key.key_is_set()
     """
     run(script, either)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import noclobber
 from noclobber.observe.native.load import OFF, load
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.witness import digests
 from tests.observe.native.conftest import missing
 from tests.observe.sizes import as_large
@@ -60,7 +60,7 @@ def test_both_know_the_same_memory_and_the_same_bytes(
         with noclobber.watch(contents=True):
             pass  # tells the native part, where it is on, what is large
         assert [hot_path.identity(one) for one in views] == [digests.identity(one) for one in views]
-    keys = [private.storage_key(one) for one in views]
+    keys = [storages.storage_key(one) for one in views]
     assert [hot_path.storage_key(one) for one in views] == keys
     assert len(set(keys)) == 1
 

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.witness.digests import LARGE
 
 pytestmark = pytest.mark.usefixtures("either_size")
@@ -110,7 +110,7 @@ def test_memory_that_a_tensor_left_is_forgotten_with_it():
         x = torch.ones(3, requires_grad=True)
         for _ in range(3):
             x.data = x.data.clone()
-        assert list(CONTEXT.contents.moved) == [private.storage_key(x)]
+        assert list(CONTEXT.contents.moved) == [storages.storage_key(x)]
 
 
 def test_outputs_that_are_kept_by_the_operator():
@@ -230,7 +230,7 @@ def test_a_large_save_has_a_fingerprint_once_other_code_may_write_it():
     pytest.importorskip("numpy")
 
     def digest(tensor):
-        [handle] = CONTEXT.live.at(private.storage_key(tensor))
+        [handle] = CONTEXT.live.at(storages.storage_key(tensor))
         return handle.digest
 
     with noclobber.preserve():

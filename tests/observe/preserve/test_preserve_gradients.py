@@ -6,7 +6,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import noclobber
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack, spare_key
 from tests.observe.preserve.test_preserve import leaf, right
 from tests.tensors import all_equal
 
@@ -65,9 +65,9 @@ def logged(backward):
     return names
 
 
-@pytest.mark.skipif(not private.has_key(), reason="the stand-in logs every write")
+@pytest.mark.skipif(not spare_key.has_key(), reason="the stand-in logs every write")
 def test_the_log_rests_in_a_backward_that_adds_to_no_save(monkeypatch):
-    monkeypatch.setattr(private, "program_has_hooks", lambda: False)  # of the tests before this one
+    monkeypatch.setattr(hook_stack, "program_has_hooks", lambda: False)  # of the tests before this one
     w, v = leaf(4), leaf(4)
     w.grad = torch.zeros(4)
     assert "aten::add_" not in logged(lambda: (w.exp() * w).sum().backward())

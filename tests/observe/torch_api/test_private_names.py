@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint
 
 import noclobber.observe
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import required
 
 ROOT = Path(noclobber.observe.__file__).parent
 
@@ -44,8 +44,9 @@ def names_used():
                 found.setdefault(".".join(chain(node)[1:]), path.name)
             elif isinstance(node, ast.Call) and called(node.func) == "lookup":
                 found |= {one.value: path.name for one in node.args if isinstance(one, ast.Constant)}
-    for name in private._REQUIRED.values():
-        found.setdefault(name, "private.py")
+    for module in required.MODULES:
+        for name in module.NAMES.values():
+            found.setdefault(name, Path(module.__file__).name)
     return {name: where for name, where in found.items() if any(map(is_private, name.split(".")))}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 import noclobber
-from noclobber.observe.torch_api import private, releases
+from noclobber.observe.torch_api import engine_state, releases, required, tensor_state
 from noclobber.render import terminal
 
 ROOT = Path(__file__).parents[3]
@@ -24,9 +24,9 @@ def test_everybody_says_the_same_range(monkeypatch):
     )
     for page in ("README.md", "docs/compatibility.md"):
         assert f"{releases.OLDEST} to {releases.NEWEST}" in (ROOT / page).read_text()
-    monkeypatch.setitem(private._REQUIRED, "use_count", "_C._no_such_name")
+    monkeypatch.setitem(tensor_state.NAMES, "use_count", "_C._no_such_name")
     with pytest.raises(noclobber.UnsupportedTorch, match=RANGE):
-        private.require()
+        required.look_up()
 
 
 def watched():
@@ -65,14 +65,14 @@ def read_again(report):
 
 def test_what_a_thread_keeps_of_a_backward_call_is_counted():
     """torch 2.10 and 2.11 count no reference for it, and give one back."""
-    private.require()
+    required.look_up()
     call, other = object(), object()
     before = [sys.getrefcount(one) for one in (call, other)]
     for _ in range(10):
-        private.set_backward_call(call)
-        private.set_backward_call(other)
+        engine_state.set_backward_call(call)
+        engine_state.set_backward_call(other)
     assert [sys.getrefcount(one) for one in (call, other)] == [before[0], before[1] + 1]
-    private.set_backward_call(None)
+    engine_state.set_backward_call(None)
     assert [sys.getrefcount(one) for one in (call, other)] == before
 
 
@@ -83,7 +83,7 @@ def test_a_thread_keeps_nothing_of_a_backward_call_that_has_ended():
     def train():
         with noclobber.watch():
             torch.ones(3, requires_grad=True).exp().sum().backward()
-        left.append(torch._C._is_key_in_tls(private.CALL))
+        left.append(torch._C._is_key_in_tls(engine_state.CALL))
 
     thread = threading.Thread(target=train)
     thread.start()

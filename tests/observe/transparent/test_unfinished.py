@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, required
 
 
 class Fails(torch.autograd.Function):
@@ -88,6 +88,6 @@ def test_the_emptied_queue_holds_no_saves_any_more():
             loss.backward()
         del loss
     assert packed
-    private.require()
-    private.empty_queue()
+    required.look_up()
+    engine_state.empty_queue()
     assert not packed

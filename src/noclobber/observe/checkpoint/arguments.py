@@ -15,7 +15,7 @@ from noclobber.observe.core.handles import Argument, Handle, OfView
 from noclobber.observe.core.records import reading
 from noclobber.observe.core.save_hooks import are_ours
 from noclobber.observe.describe import refusals
-from noclobber.observe.torch_api import before_2_12, private
+from noclobber.observe.torch_api import before_2_12, hook_stack, private, storages
 
 _Given = list[tuple[Any, bool]]
 """The arguments of a region, each with whether it has a node that it can lose."""
@@ -57,17 +57,17 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
     saved_tensor = private.lookup("_C._autograd.SavedTensor")
 
     def save_inputs(frame: _Frame, *args: object) -> None:
-        ours = private.top_hooks(True)
+        ours = hook_stack.top_hooks(True)
         try:
             save(frame, *args)
         except RuntimeError:
             if not way.guarded(lambda: are_ours(ours)):
                 raise
-            private.pop_hooks()
+            hook_stack.pop_hooks()
             try:
                 save(frame, *args)
             finally:
-                private.push_hooks(*ours)
+                hook_stack.push_hooks(*ours)
         else:
             way.guarded(lambda: saved_inputs(frame, args))
 
@@ -147,4 +147,4 @@ def _either(context: Context, handle: object, given: Any, tensor: Any) -> object
         return tensor
     if context.keeping and given.requires_grad != tensor.requires_grad:
         return tensor
-    return given if private.storage_key(tensor) == private.storage_key(given) else tensor
+    return given if storages.storage_key(tensor) == storages.storage_key(given) else tensor

@@ -19,7 +19,7 @@ from noclobber.observe.core.handles import Handle, Needed, alias_of, handle_of, 
 from noclobber.observe.core.records import Record
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.preserve import copy_before_write, rearm
-from noclobber.observe.torch_api import native_saves, private
+from noclobber.observe.torch_api import engine_state, hook_stack, modes, native_saves, storages, tensor_state
 from noclobber.observe.witness.layout import geometry
 
 LOST = "a checkpointed region needs bytes that were overwritten, and noclobber failed to put them back"
@@ -85,10 +85,10 @@ class Past:
 
         `gone` is called when the tensor dies.
         """
-        key, alias = private.storage_key(tensor), alias_of(tensor)
-        if key is None or private.version_of(alias) is None or alias is tensor:
+        key, alias = storages.storage_key(tensor), alias_of(tensor)
+        if key is None or tensor_state.version_of(alias) is None or alias is tensor:
             return None
-        needed = made(Needed, tensor, alias, private.next_node() - 1, self._place, gone=gone)
+        needed = made(Needed, tensor, alias, engine_state.next_node() - 1, self._place, gone=gone)
         needed.in_forward, needed.key, needed.where = self._in_forward, key, geometry(tensor)
         needed.unread, needed.standing, needed.connected = False, self._standing(tensor), None
         if gone is not None and needed.standing[1] is not None and not (needed.version and tensor._is_view()):
@@ -123,7 +123,7 @@ class Past:
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:
                     tensor.requires_grad_(required)
                 if needed is not None and (kept := needed.kept) is not None:
-                    private.give(tensor, _copied(kept))
+                    tensor_state.give(tensor, _copied(kept))
             for needed in list(self.reached):  # a copy: tensors that die in the meantime leave the set
                 self._put_back(needed, swapped, undo)
             there = {handle for _, needed in swapped for handle in context.live.at(needed.key)}
@@ -133,10 +133,10 @@ class Past:
             undo.callback(self._keep_what_was_saved, swapped, there)
             self._stand_ins = [pair for needed in list(self.reached) if (pair := self._instead(needed)) is not None]
             undo.callback(self._stand_ins.clear)
-            elsewhere = {private.storage_key(tensor) for tensor, _ in self._stand_ins}
+            elsewhere = {storages.storage_key(tensor) for tensor, _ in self._stand_ins}
             for tensor in given:
-                if isinstance(tensor, torch.Tensor) and private.storage_key(tensor) in elsewhere:
-                    private.give(tensor, _copied(tensor))  # so that it has other memory than the replaced tensor
+                if isinstance(tensor, torch.Tensor) and storages.storage_key(tensor) in elsewhere:
+                    tensor_state.give(tensor, _copied(tensor))  # so that it has other memory than the replaced tensor
             yield
 
     def standing_in(self) -> AbstractContextManager[object]:
@@ -157,7 +157,7 @@ class Past:
         if needed.connected is None:
             return None
         connected: torch.Tensor = needed.connected.unpack()
-        shares = private.storage_key(connected) == private.storage_key(tensor)
+        shares = storages.storage_key(connected) == storages.storage_key(tensor)
         return tensor, connected.clone() if shares else connected
 
     def _put_back(self, needed: Needed, swapped: list[tuple[torch.Tensor, Needed]], undo: ExitStack) -> None:
@@ -165,12 +165,12 @@ class Past:
         if tensor is None or needed.suspect is None:
             return
         self.has_put_back = True
-        if private.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
+        if storages.storage_key(tensor) != needed.key or geometry(tensor) != needed.where:
             # The program gave the tensor other memory: `tensor.data = u`, `set_`.
-            undo.callback(private.give, tensor, private.take(tensor))
-            private.give(tensor, needed.alias)
+            undo.callback(tensor_state.give, tensor, tensor_state.take(tensor))
+            tensor_state.give(tensor, needed.alias)
         elif needed.kept is not None:
-            memory = private.take(tensor)
+            memory = tensor_state.take(tensor)
             undo.callback(_overwrite, memory, _copied(memory))
             _overwrite(memory, needed.kept)
             swapped.append((tensor, needed))
@@ -193,7 +193,7 @@ class Past:
     def enter_for(self, stack: ExitStack, frame: RegionFrame) -> bool:
         """Prepare the second run of a region that is not reentrant. `frame` is PyTorch's record of the region, and the
         record's hooks are on top of this thread's stack. Returns True."""
-        pack, unpack = private.top_hooks(True)
+        pack, unpack = hook_stack.top_hooks(True)
         stack.enter_context(rearm.preserving(self.context))
         stack.enter_context(self.restored())
         stack.enter_context(self._saving(frame, pack, unpack))
@@ -218,15 +218,15 @@ class Past:
             return pack(tensor if handle is None else handle.alias)  # the tensor itself may get other memory later
 
         def saved(tensor: torch.Tensor, holder: object) -> Handle:
-            self._again[holder] = handle = handle_of(tensor, private.next_node() - 1, caller(1), None)
+            self._again[holder] = handle = handle_of(tensor, engine_state.next_node() - 1, caller(1), None)
             self.context.live.add(handle)
             return handle
 
-        private.push_hooks(pack_again, unpack)
+        hook_stack.push_hooks(pack_again, unpack)
         try:
             yield
         finally:
-            private.pop_hooks()
+            hook_stack.pop_hooks()
             # The graph holds the pack hook, and must not hold the program's hooks through it (torch 2.15).
             vars(pack_again).pop("_user_hooks", None)
 
@@ -235,7 +235,7 @@ class Past:
         handle = self._again.pop(holder, None)
         if handle is None:
             return tensor
-        if handle.kept is not None or private.storage_key(handle.alias) != private.storage_key(tensor):
+        if handle.kept is not None or storages.storage_key(handle.alias) != storages.storage_key(tensor):
             return handle.alias
         return tensor
 
@@ -244,7 +244,7 @@ class Past:
 
         When that backward has ended, the bytes from forward are dropped, unless the graph is retained.
         """
-        private.when_backward_ends(self._way.entry(lambda: self._release_if_freed(ctx)))
+        engine_state.when_backward_ends(self._way.entry(lambda: self._release_if_freed(ctx)))
         stack.enter_context(rearm.preserving(self.context))
         stack.enter_context(self.restored(args))
 
@@ -285,7 +285,7 @@ def _first_write(handle: Handle) -> Record | None:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    with private.aside():
+    with modes.aside():
         return tensor.detach().clone()
 
 
@@ -294,5 +294,5 @@ def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:
     for dimension, stride in enumerate(memory.stride()):
         if stride == 0 and memory.shape[dimension] > 1:
             memory, data = memory.narrow(dimension, 0, 1), data.narrow(dimension, 0, 1)
-    with private.aside():
+    with modes.aside():
         memory.copy_(data)

@@ -23,7 +23,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import here
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, private
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.witness.digests import OnDevice
 
@@ -175,7 +175,7 @@ def _read(
 def _compare(region: CheckpointRegion, frame: forward_bytes.RegionFrame, holder: Holder, tensor: torch.Tensor) -> None:
     """Compare a tensor that backward reads with forward. If it differs, report the first tensor of the region that
     differs and will be read."""
-    node, packed, call = private.current_node(), saved_under(holder), here()
+    node, packed, call = engine_state.current_node(), saved_under(holder), here()
     if packed is None:
         return
     stays = isinstance(packed.digest, OnDevice) or (packed.rough is not None and not region.differs(packed, tensor))

@@ -26,7 +26,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import moment
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state
 from noclobber.observe.torch_api.frames import passed_over
 
 
@@ -217,7 +217,7 @@ def _compare_outputs(
             doubtful = derived.explains(tensor) if region.past is not None else derived.hides(tensor)
             wrong = doubtful and derived.reaches(outputs)
         if wrong:
-            region.tell(private.current_node(), "output", before, tensor, reentrant=True)
+            region.tell(engine_state.current_node(), "output", before, tensor, reentrant=True)
             return
     if derived is None:
         return
@@ -228,5 +228,5 @@ def _compare_outputs(
     elif derived.wipes_out(outputs):
         for before, tensor in zip(packed, outputs, strict=False):
             if derived.explains(tensor):
-                region.tell(private.current_node(), "output", before, tensor, reentrant=True)
+                region.tell(engine_state.current_node(), "output", before, tensor, reentrant=True)
                 return

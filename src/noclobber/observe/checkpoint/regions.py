@@ -27,7 +27,7 @@ from noclobber.observe.core.hot_path import SaveElsewhere
 from noclobber.observe.core.records import Backward, moment, reading, second_runs
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, refusals, write_history
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, modes, storages, tensor_state
 from noclobber.observe.witness.digests import Digest, all_known, is_on_device, same_but_for_zeros
 from noclobber.observe.witness.witness import Change, Witness, change
 
@@ -65,7 +65,13 @@ class RegionSave:
 
 def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
     """Return what is known of a tensor that is being saved."""
-    return private.version_of(tensor) or 0, private.storage_key(tensor), private.next_node() - 1, place, digest
+    return (
+        tensor_state.version_of(tensor) or 0,
+        storages.storage_key(tensor),
+        engine_state.next_node() - 1,
+        place,
+        digest,
+    )
 
 
 class CheckpointRegion:
@@ -84,7 +90,7 @@ class CheckpointRegion:
         native = context.native
         for tensor in (*read.tensors, *read.given):
             known = native.memory_of(tensor) if native is not None else None
-            key = private.storage_key(tensor) if known is None else known[0]
+            key = storages.storage_key(tensor) if known is None else known[0]
             if key is not None and key not in self.outside:
                 self.outside[key] = reread = Witness(key, tensor, known)
                 self.memory.expect(reread)
@@ -120,7 +126,7 @@ class CheckpointRegion:
         """
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
-        with private.no_modes():
+        with modes.no_modes():
             digest = self.context.fingerprint(tensor)
         return digest
 
@@ -155,7 +161,7 @@ class CheckpointRegion:
         if packed is None or packed.filled_last or self.past is not None or packed.rough is not None:
             return False
         if packed.digest is None:
-            return (private.version_of(tensor) or 0) <= packed.version
+            return (tensor_state.version_of(tensor) or 0) <= packed.version
         return type(packed.digest) is int and self.digest(tensor) == packed.digest
 
     def begins_again(self, run: ExitStack, read: reads.Reads) -> None:
@@ -185,7 +191,7 @@ class CheckpointRegion:
         """
         if packed.digest is not None:
             return change(packed.digest, self.digest(tensor), waits=True) is Change.BYTES
-        current, key = private.version_of(tensor) or 0, private.storage_key(tensor)
+        current, key = tensor_state.version_of(tensor) or 0, storages.storage_key(tensor)
         if current <= packed.version or key is None or key in self.count_on:
             return False
         reread = self.source(tensor)
@@ -196,7 +202,7 @@ class CheckpointRegion:
 
     def source(self, tensor: torch.Tensor) -> Witness | None:
         """Return the outside memory that a recomputed tensor is on; None where the region computed the tensor."""
-        key = private.storage_key(tensor)
+        key = storages.storage_key(tensor)
         if key is None:
             return None
         moved = (known for known in self.outside.values() if _is_now_at(known, key))
@@ -212,7 +218,7 @@ class CheckpointRegion:
         begin = self.again if reread.key not in self.outside else self.begin
         reread.version = version
         return write_history.writes_to(
-            reread, write_history.since(self.memory, begin), known, private.version_of(tensor) or 0
+            reread, write_history.since(self.memory, begin), known, tensor_state.version_of(tensor) or 0
         )
 
     def _kept_again(self) -> Iterator[tuple[Witness, torch.Tensor]]:
@@ -316,7 +322,7 @@ class CheckpointRegion:
         """
         self.told = True
         backward = reading()
-        key, current = private.storage_key(tensor), private.version_of(tensor) or 0
+        key, current = storages.storage_key(tensor), tensor_state.version_of(tensor) or 0
         known, name = clobbers.tensor_of(tensor), node.name() if node is not None else ""
         read = clobbers.read_of(backward, name)
         is_own = not reentrant and not unfilled and key is not None and self.source(tensor) is None
@@ -384,7 +390,7 @@ def _sources(place: Place | None) -> tuple[str, ...]:
 def _is_now_at(reread: Witness, key: int) -> bool:
     """Return True if the tensor was given other memory since (`t.data = u`), and `key` is that memory's storage."""
     tensor = reread.tensor()
-    return tensor is not None and private.storage_key(tensor) == key
+    return tensor is not None and storages.storage_key(tensor) == key
 
 
 _SAMPLE = 256
@@ -401,7 +407,7 @@ def rough(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     if any(getattr(tensor, "names", ())) or not tensor.numel() or tensor.dtype not in _SUMMED:
         return None
-    with private.aside():
+    with modes.aside():
         real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
         size = real.numel()
         wide = torch.float32 if real.device.type == "mps" else torch.float64  # which MPS does not have
@@ -419,7 +425,7 @@ def far(summary: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | bool:
     if other is None or summary.shape != other.shape:
         return True
     error = math.sqrt(torch.finfo(tensor.dtype).eps)
-    with private.aside():
+    with modes.aside():
         # A mask that sets scores to -inf leaves no mean of them.
         scale = summary[-1].nan_to_num(1, 1).clamp_min(1e-20)
         return ~torch.isclose(other / scale, summary / scale, error, error, equal_nan=True).all()

@@ -18,7 +18,7 @@ from noclobber.observe.core.handles import Aside, made
 from noclobber.observe.core.records import reading
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.describe import clobbers, refusals, write_history
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, modes, private, storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.witness import Change, change
 
@@ -70,11 +70,15 @@ def _native(get_val: Callable[..., object], made: ref[_Wrapper], *args: object) 
 
 def _save_of(context: Context, tensor: torch.Tensor, place: Place | None) -> PolicySave | None:
     """Return the save of a tensor that a policy keeps; None if it has no memory or no version (while compiling)."""
-    if private.version_of(tensor) is None or type(tensor) not in private.PLAIN or private.storage_key(tensor) is None:
+    if (
+        tensor_state.version_of(tensor) is None
+        or type(tensor) not in storages.PLAIN
+        or storages.storage_key(tensor) is None
+    ):
         return None
-    with private.no_modes():
+    with modes.no_modes():
         digest = None if context.contents is None else context.contents.at_save(tensor)
-    save = made(PolicySave, tensor, tensor, private.next_node() - 1, place, digest)
+    save = made(PolicySave, tensor, tensor, engine_state.next_node() - 1, place, digest)
     context.live.add(save)
     return save
 
@@ -116,8 +120,8 @@ def _compare(context: Context, save: PolicySave) -> None:
     if not regions or not context.bus.listeners:
         return
     if save.alias._version != save.version:
-        regions[-1].count_on.add(private.storage_key(save.alias))
-    with private.no_modes():
+        regions[-1].count_on.add(storages.storage_key(save.alias))
+    with modes.no_modes():
         digest = None if save.digest is None else fingerprint(save.alias)
     if change(save.digest, digest) is not Change.NO:
         if save.alias._version == save.version:
@@ -127,7 +131,7 @@ def _compare(context: Context, save: PolicySave) -> None:
 
 def _note_writes(context: Context, save: PolicySave) -> None:
     """Note with a save the writes that moved another version counter, such as that of a view by `_unsafe_view`."""
-    key, marked = private.storage_key(save.alias), save.suspected()
+    key, marked = storages.storage_key(save.alias), save.suspected()
     met = {noted.moment for noted, _ in marked.writes}
     since = write_history.since(context.memory, save.moment)
     marked.writes += [(noted, save.version) for noted in since if noted.key == key and noted.moment not in met]

@@ -17,7 +17,7 @@ from noclobber.observe.core.write_mode import move_versions, versions_of_lists
 from noclobber.observe.core.written import Written, tensors, written_by
 from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors.user_save_hooks import UserSave
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, modes, storages, tensor_state
 from noclobber.observe.witness.digests import Digest, all_known, differs, fingerprint, numbers, same, same_but_for_zeros
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
@@ -36,7 +36,7 @@ class Before:
     """
 
     def __init__(self, read: Reads) -> None:
-        self._reached = [(private.Weak(tensor), _digest(tensor)) for tensor in read.tensors]
+        self._reached = [(tensor_state.Weak(tensor), _digest(tensor)) for tensor in read.tensors]
         self._nodes = [node_of(tensor) for tensor in read.tensors]
         self._given = [_digest(argument) for argument in read.given]
         # Only arguments with a node: a leaf that no longer requires a gradient gets none, with or without a region.
@@ -78,7 +78,7 @@ def node_of(tensor: torch.Tensor) -> tuple[bool, int | None]:
     if tensor.is_leaf:
         return True, None
     if base is not None:
-        return True, private.version_of(tensor)
+        return True, tensor_state.version_of(tensor)
     return True, None if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
 
 
@@ -88,7 +88,7 @@ _LEAF = (True, None)
 
 
 def _digest(tensor: torch.Tensor) -> Digest:
-    with private.no_modes():
+    with modes.no_modes():
         return fingerprint(tensor)
 
 
@@ -100,9 +100,9 @@ class Now:
         self.moved: Parts = {}
         """Tensors with another place in the graph than in forward: cut off, joined to it, or made by another node."""
         for tensor in moved:
-            if (where := private.storage_key(tensor)) is not None:
+            if (where := storages.storage_key(tensor)) is not None:
                 self.moved.setdefault(where, []).append(geometry(tensor))
-        keys = [(private.storage_key(tensor), tensor, digest) for tensor, digest in pairs]
+        keys = [(storages.storage_key(tensor), tensor, digest) for tensor, digest in pairs]
         self.known = {key for key, _, _ in keys if key is not None}
         self.changed: Parts = {}
         self._whole: dict[tuple[int, int], Digest] = {}
@@ -113,7 +113,7 @@ class Now:
         for (key, tensor, digest), other in zip(keys, others, strict=True):
             if key is not None and (digest is None or (other and not same_but_for_zeros(tensor, digest))):
                 self.changed.setdefault(key, []).append(geometry(tensor))
-                self._whole[private.address(tensor), tensor.numel()] = digest
+                self._whole[storages.address(tensor), tensor.numel()] = digest
                 if digest is None or (tensor.dim() == 0 and not tensor.is_floating_point()):
                     self._counts.add(key)  # such as the number of batches that a batch norm has seen
 
@@ -123,7 +123,7 @@ class Now:
 
     def has_changed(self, handle: Handle) -> bool:
         """Return True if a save is on the whole of a tensor that the region reads, with other bytes than in forward."""
-        digest = self._whole.get((private.address(handle.alias), handle.alias.numel()))
+        digest = self._whole.get((storages.address(handle.alias), handle.alias.numel()))
         return digest is not None and handle.digest is not None and not same(digest, handle.digest)
 
 
@@ -146,7 +146,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._changed, self._known = set[int](), set(now.known)
         self._random_is_kept = random_is_kept
         self._written: set[int | None] = set()
-        self._first = private.next_node()
+        self._first = engine_state.next_node()
 
     def __torch_dispatch__(
         self,
@@ -161,7 +161,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if versions:
             self._way.guarded(lambda: move_versions(versions))
-        with private.plain():
+        with modes.plain():
             self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
         return result
 
@@ -179,16 +179,16 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
             read = [tensor for tensor in read if id(tensor) not in statistics]
         # A number that the program wrote itself. If it was read from a changed tensor, `lost` is set already.
         is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
-        before = {private.storage_key(tensor) for tensor in read}
+        before = {storages.storage_key(tensor) for tensor in read}
         changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self.explains, read))
-        made = [private.storage_key(tensor) for tensor in _tensors(result)]
+        made = [storages.storage_key(tensor) for tensor in _tensors(result)]
         if changed and not self._moved and _has_factor_of_zeros(func._schema.name, given[0]):
-            self._wiped_out.update(private.storage_key(tensor) for tensor in read if self.explains(tensor))
+            self._wiped_out.update(storages.storage_key(tensor) for tensor in read if self.explains(tensor))
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
         into = list[int | None]()
         if written is not None and not written.is_statistics:
-            into = [private.storage_key(tensor) for tensor in tensors(written, *given)]
+            into = [storages.storage_key(tensor) for tensor in tensors(written, *given)]
             self._written.update(into)
             made += into
         for key in made:
@@ -206,7 +206,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def explains(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor holds what this follows: changed memory or memory of moved tensors, or values
         computed from it."""
-        key = private.storage_key(tensor)
+        key = storages.storage_key(tensor)
         if key in self._changed or (key is None and not self._moved):
             return True
         if key in self._found:
@@ -216,7 +216,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def hides(self, output: torch.Tensor) -> bool:
         """Return True if an output was computed from what this follows and overwritten in place, so that equal bytes
         prove nothing."""
-        return self.explains(output) and private.storage_key(output) in self._written
+        return self.explains(output) and storages.storage_key(output) in self._written
 
     def first_changed(self, outputs: Iterable[torch.Tensor]) -> tuple[Node, Handle] | None:
         """Return a node and its save that holds changed memory as the region found it; None where there is none.
@@ -224,7 +224,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Such a save is wrong even if the outputs are equal.
         """
         for node, saved in self._saves(outputs):
-            if not isinstance(saved, Handle) or private.storage_key(saved.alias) in self._written:
+            if not isinstance(saved, Handle) or storages.storage_key(saved.alias) in self._written:
                 continue
             if self.now.has_changed(saved) and clobbers.is_read(saved, node):
                 return node, saved
@@ -234,7 +234,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return True if the outputs do not show a change because of zeros, but their backward reads it."""
         return any(
             isinstance(saved, Handle)
-            and private.storage_key(saved.alias) in self._wiped_out
+            and storages.storage_key(saved.alias) in self._wiped_out
             and self._holds(node, saved)
             for node, saved in self._saves(outputs)
         )
@@ -264,7 +264,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.explains(saved.alias) and clobbers.is_read(saved, node) and not _points_into_one(node, saved.alias)
             )
         if isinstance(saved, torch.Tensor):  # a number: PyTorch passes it to no hook
-            return private.storage_key(saved) in self._known and self.explains(saved)
+            return storages.storage_key(saved) in self._known and self.explains(saved)
         if isinstance(saved, UserSave):
             return saved.is_copy or (original := saved.tensor()) is None or self.explains(original)
         return True
@@ -308,7 +308,7 @@ def _has_factor_of_zeros(name: str, args: tuple[object, ...]) -> bool:
 
 
 def _is_zero(tensor: torch.Tensor) -> bool:
-    with private.aside():
+    with modes.aside():
         held = numbers(tensor)
         return held is not None and held.numel() > 0 and not held.any()
 
@@ -326,7 +326,7 @@ def _points_into_one(node: object, saved: torch.Tensor) -> bool:
 def _is_list_of_indices(tensor: torch.Tensor) -> bool:
     """Return True if a tensor that no operator made looks like what torch makes of `[0, 2]` in `t[[0, 2]]`."""
     whole = not tensor.is_floating_point() and not tensor.is_complex()
-    return whole and bool(private.storage(tensor).resizable())
+    return whole and bool(storages.storage(tensor).resizable())
 
 
 def _only_looks_at_shapes(name: str) -> bool:

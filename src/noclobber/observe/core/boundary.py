@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.report import Lost
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import compile_guard
 from noclobber.observe.torch_api.patches import Patches
 
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ class Way:
         self.name = name
         self.on = True
         # Renamed functions have no file by which torch.compile could know them (compile_guard.skip_ours).
-        self.patches = Patches(functools.partial(private.never_compile, nor_its_calls=False))
+        self.patches = Patches(functools.partial(compile_guard.never_compile, nor_its_calls=False))
         self._told = told
         self._lasting = lasting
         self._endings: list[Callable[[], object]] = []

@@ -24,7 +24,7 @@ from noclobber.observe.core.history import Memory
 from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack
 from noclobber.observe.witness.digests import Contents, Digest, fingerprint
 
 State = TypeVar("State")
@@ -139,7 +139,7 @@ class Parts(NamedTuple):
     read: Callable[[Context, Handle, Digest, bool], torch.Tensor | None]
     """Returns the tensor of a save that may have changed; None where PyTorch decides. The flag says that the save was
     made where bytes were preserved."""
-    around: Callable[[Context, private.Pair], private.Pair]
+    around: Callable[[Context, hook_stack.Pair], hook_stack.Pair]
     """Returns hooks of noclobber's that call a pair of the program's."""
     look: Callable[[Context, list[Handle], torch.Tensor, Record], None]
     """Called before a write to a storage that has live saves: notes who holds the memory."""

@@ -17,7 +17,7 @@ from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.sites import Place, caller
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages, tensor_state
 
 if TYPE_CHECKING:
 
@@ -113,7 +113,7 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memo
     calls = _Calls()
 
     def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
-        if not is_watched() or cls.__module__.startswith("torch.") or private.transforms_active():
+        if not is_watched() or cls.__module__.startswith("torch.") or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)
         forwards.begin(call)
@@ -122,8 +122,8 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memo
     def ended(call: ForwardCall, returned: bool) -> None:
         forwards.end(call, returned)
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
-            if isinstance(one, torch.Tensor) and one.requires_grad and private.is_view_of_function(one):
-                key, base = private.storage_key(one), one._base
+            if isinstance(one, torch.Tensor) and one.requires_grad and tensor_state.is_view_of_function(one):
+                key, base = storages.storage_key(one), one._base
                 if key is not None and base is not None and not base.requires_grad:
                     memory.returned_as_view(key, one)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import spare_key
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet, _DispatchOperatorHandle
@@ -48,7 +48,7 @@ def kernel(handle: _DispatchOperatorHandle, name: str) -> Callable[..., object]:
 
     The spare key stays set, so that the writes inside the operator are logged.
     """
-    below = private.KEYS_BELOW
+    below = spare_key.KEYS_BELOW
 
     def compared(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
         after = _around(name, args, kwargs) if _around is not None else None

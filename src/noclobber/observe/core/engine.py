@@ -18,7 +18,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward, here, moment, read
 from noclobber.observe.core.sites import identity, place_of
 from noclobber.observe.core.write_log import may_rest
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, hook_stack, modes, spare_key, tensor_state
 
 _COMPILED = "CompiledFunctionBackward"
 """The node that AOTAutograd makes for a whole graph (torch 2.13; tests/observe/core/test_checked_calls.py)."""
@@ -30,7 +30,7 @@ _LINES = 64
 
 def arm(context: Context, way: Way) -> None:
     """See every backward call of a thread that is watched."""
-    engine = private.engine()
+    engine = engine_state.engine()
 
     def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
         # The function has PyTorch's own name: code that walks the stack finds the engine by it.
@@ -74,8 +74,8 @@ def _beginning(
     step, when hardly anything of noclobber is in the processor's caches.
     """
     thread, bus, calls = context.thread, context.bus, context.calls
-    next_node, key_is_set, set_key = private.next_node, private.key_is_set, private.set_key
-    set_backward_call, program_has_hooks = private.set_backward_call, private.program_has_hooks
+    next_node, key_is_set, set_key = engine_state.next_node, spare_key.key_is_set, spare_key.set_key
+    set_backward_call, program_has_hooks = engine_state.set_backward_call, hook_stack.program_has_hooks
 
     def begins(
         frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]
@@ -131,10 +131,10 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
     if call.outer is None and (thread.hooks is not call.hooks or not thread.entered):
         threads.put_right(context, call)
     elif call.quiet:
-        private.set_key(True)
+        spare_key.set_key(True)
         threads.wake_hooks(context, call)
     thread.backwards.remove(call)
-    private.set_backward_call(call.outer)
+    engine_state.set_backward_call(call.outer)
     if call.quiet:
         _share_reads(context, False)
     if call.outer is None and context.watching and _saves_were_seen(context, call):
@@ -142,7 +142,7 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
     stopped = context.calls.end(call, result, error) if error is not None or call.later or call.ends else None
     if error is not None:
         return
-    thread.boundary = private.next_node()
+    thread.boundary = engine_state.next_node()
     line = identity(call.place)
     thread.boundaries.pop(line, None)
     thread.boundaries[line] = (call.place, thread.boundary)
@@ -156,7 +156,7 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
 
 def _saves_were_seen(context: Context, call: Backward) -> bool:
     """Return True if noclobber has seen the saves at the top of the graph. Where it has not, the coverage says so."""
-    if private.transforms_active() or any(map(_is_inside_a_transform, call.outputs)):
+    if modes.transforms_active() or any(map(_is_inside_a_transform, call.outputs)):
         return False
     roots = graph.roots_of(call.outputs)
     if roots and all(node.name() == _COMPILED for node in roots):
@@ -169,7 +169,7 @@ def _saves_were_seen(context: Context, call: Backward) -> bool:
 
 def _is_inside_a_transform(output: object) -> bool:
     traced = type(output).__module__.startswith(_TRACED)
-    return traced or (isinstance(output, torch.Tensor) and private.unwrapped(output) is not output)
+    return traced or (isinstance(output, torch.Tensor) and tensor_state.unwrapped(output) is not output)
 
 
 def _share_reads(context: Context, sharing: bool) -> None:
@@ -212,11 +212,11 @@ def log(context: Context) -> Callable[[], object] | None:
     this; None where there is nothing to do.
     """
     call = here() if context.by_key and context.bus.listeners else None
-    if call is None or not call.quiet or private.key_is_set():
+    if call is None or not call.quiet or spare_key.key_is_set():
         return None
-    private.set_key(True)
+    spare_key.set_key(True)
     _share_reads(context, False)  # until the call ends: the code may overwrite a save that was read already
-    return partial(private.set_key, False)
+    return partial(spare_key.set_key, False)
 
 
 @contextmanager

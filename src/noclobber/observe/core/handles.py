@@ -11,7 +11,7 @@ import torch
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.records import Record, latest
 from noclobber.observe.core.sites import Place
-from noclobber.observe.torch_api import graph, native_saves, private
+from noclobber.observe.torch_api import graph, modes, native_saves, storages, tensor_state
 from noclobber.observe.witness.digests import (
     NEVER,
     OUTSIDE,
@@ -27,7 +27,7 @@ from noclobber.observe.witness.digests import (
 from noclobber.observe.witness.layout import Geometry
 
 
-class Handle(private.Weak[torch.Tensor]):
+class Handle(tensor_state.Weak[torch.Tensor]):
     """What the pack hook returns instead of the tensor: a weak reference to the saved tensor.
 
     The handle is the reference itself and does not hold one. The garbage collector visits everything that survives
@@ -227,10 +227,10 @@ def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """
     if not tensor.is_inference():
         return alias_of(tensor)
-    with private.aside():
+    with modes.aside():
         alias, shown = old.detach(), torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        shown.set_(private.storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
-        private.give(alias, shown)
+        shown.set_(storages.storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor_state.give(alias, shown)
     return alias
 
 
@@ -240,7 +240,7 @@ def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
     if contents is not None and contents.only_foreign:
         for handle in handles:
             if handle.digest is None and not isinstance(handle, Needed):
-                with private.aside():
+                with modes.aside():
                     handle.digest = fingerprint(handle.alias)
 
 
@@ -264,7 +264,7 @@ def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:
         if not same(fingerprint(old), before):
             handle.digest = NEVER
             return
-        with private.aside():
+        with modes.aside():
             handle.digest = fingerprint(as_stored(as_stored(alias).clone(), alias).copy_(old))
 
 
@@ -280,15 +280,15 @@ def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
         if type(handle) is not Handle and handle() is None:
             marked = handle.suspected()
             if marked.base is None or marked.base() is None:
-                marked.base = private.Weak(base)
+                marked.base = tensor_state.Weak(base)
 
 
 def of_view_outside(tensor: torch.Tensor) -> OfView:
     """Return a handle for a view that is not in the graph."""
-    return VIEWS_OUTSIDE.get(private.creation_of(tensor), OfView)(tensor)
+    return VIEWS_OUTSIDE.get(tensor_state.creation_of(tensor), OfView)(tensor)
 
 
 def versioned(tensor: torch.Tensor) -> Handle:
     """Return a handle that knows only the version."""
-    with private.plain():
+    with modes.plain():
         return made(Handle, tensor, alias_of(tensor), -1, None)

@@ -20,7 +20,7 @@ from noclobber.observe.core.hot_path import HotPath
 from noclobber.observe.core.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.thread_state import Thread
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Witness
 
@@ -48,7 +48,7 @@ class Memory:
     """What is remembered in this process."""
 
     def __init__(self) -> None:
-        self.live: LiveSaves[Handle] = LiveSaves(private.storage_key, span_of)
+        self.live: LiveSaves[Handle] = LiveSaves(storages.storage_key, span_of)
         """The saves that autograd holds."""
         self.logged: list[Record] = []
         """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
@@ -63,7 +63,7 @@ class Memory:
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
         """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
-        self.returned: dict[int, private.StorageRef] = {}
+        self.returned: dict[int, storages.StorageRef] = {}
         """The storages of views that custom Functions returned of tensors outside of the graph, by key. Writes to them
         are remembered with gradients off too. It is always the same object, so callers may keep it."""
         self.looks: dict[tuple[int, int], int] = {}
@@ -134,8 +134,8 @@ class Memory:
             logged, count = self.logged, len(self.logged)
             old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
             some = self.live.any() or self.rereads.any()
-            storages = {key: some and self._is_needed(key) for key in {record.key for record in old}}
-            logged[:count] = [record for record in old if storages[record.key]] + new
+            needed = {key: some and self._is_needed(key) for key in {record.key for record in old}}
+            logged[:count] = [record for record in old if needed[record.key]] + new
             self.limit = max(RECENT, 2 * len(logged))
         finally:
             self._pruning.release()
@@ -154,7 +154,7 @@ class Memory:
             for other in [one for one, storage in self.returned.copy().items() if storage.expired()]:
                 self.returned.pop(other, None)
             if len(self.returned) < _MOST_VIEWS:
-                self.returned[key] = private.storage_ref(view)
+                self.returned[key] = storages.storage_ref(view)
 
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""

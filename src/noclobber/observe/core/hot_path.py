@@ -9,7 +9,7 @@ import torch
 
 from noclobber.model.events import Step
 from noclobber.observe.core.sites import Place
-from noclobber.observe.torch_api.private import Pair
+from noclobber.observe.torch_api.hook_stack import Pair
 from noclobber.observe.witness.digests import Digest
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack, private, registry
 from noclobber.observe.torch_api.frames import led_to
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def on_new_operators(way: Way, look_at: Callable[[str], None], scan: Callable[[]
         return result
 
     def look_at_all(found: object) -> None:
-        for name in private.names_of(found):
+        for name in registry.names_of(found):
             look_at(name)
 
     def __getattr__(self: Any, name: str) -> object:
@@ -129,8 +129,8 @@ def around_disabled_hooks(
 
     def _saved_tensors_hooks_disable(*args: object, **kwargs: object) -> None:
         way.guarded(lambda: withdraw(args[0] if args else ""))
-        if not way.on and (pair := ours()) is not None and private.top_hooks(True) == pair:
-            private.pop_hooks()  # else PyTorch refuses
+        if not way.on and (pair := ours()) is not None and hook_stack.top_hooks(True) == pair:
+            hook_stack.pop_hooks()  # else PyTorch refuses
         disable(*args, **kwargs)
 
     def _saved_tensors_hooks_enable() -> None:

@@ -15,7 +15,7 @@ from noclobber.observe.core import late_fills
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.core.written import Written, tensors
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, modes, registry, spare_key
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -42,11 +42,16 @@ def tell(told: tuple[Context, Before] | None) -> None:
 
 def writing(name: str, written: Written) -> Kernel:
     """Return the kernel of an overload that writes, by its full name."""
-    include, key, is_inside, moves_none = private.include, private.KEY, private.below_versions, written.moves_no_version
+    include, key, is_inside, moves_none = (
+        spare_key.include,
+        spare_key.KEY,
+        spare_key.below_versions,
+        written.moves_no_version,
+    )
     only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
     # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
     # test_exotic.py).
-    sight = private.plain if written.op == "aten::set_" else None
+    sight = modes.plain if written.op == "aten::set_" else None
     call: Kernel | None = None
     by_name: Kernel
     may_be_numbers: tuple[int, ...]
@@ -54,7 +59,7 @@ def writing(name: str, written: Written) -> Kernel:
     def kernel(*args: object, **kwargs: object) -> object:
         nonlocal call, by_name, may_be_numbers
         if call is None:  # `torch.ops` makes each of the 1,500 when it is first asked for, which takes 0.1 ms
-            op = private.overload(name)
+            op = registry.overload(name)
             by_name, may_be_numbers, call = op._overloadpacket._op, _may_be_numbers(op), op._op
         told, run, after, overlapped = _told, call, None, None
         for i in may_be_numbers:
@@ -110,7 +115,7 @@ def filling(kernel: Kernel, written: Written) -> Kernel:
     position, name = written.fills or (0, "")
 
     def call(*args: Any, **kwargs: Any) -> object:
-        node = private.next_node()
+        node = engine_state.next_node()
         try:
             result = kernel(*args, **kwargs)
         except RuntimeError as error:
@@ -132,7 +137,7 @@ def _may_be_numbers(op: OpOverload[..., object]) -> tuple[int, ...]:
     kernel gets a plain number, and only a few overloads accept that (torch 2.13; tests/observe/core/test_numbers.py).
     The others are called by name, and PyTorch picks the overload for a number.
     """
-    if private.takes_numbers(op._schema.name):
+    if registry.takes_numbers(op._schema.name):
         return ()
     arguments = enumerate(op._schema.arguments)
     return tuple(i for i, argument in arguments if str(argument.type) == "Tensor" and argument.alias_info is None)
@@ -143,7 +148,7 @@ def passing(op: OpOverload[..., object], views: str = "") -> Kernel:
 
     `views` is the operator's name if it returns several views, else empty.
     """
-    run, include, exclude, key = op._op, private.include, private.exclude, private.KEY
+    run, include, exclude, key = op._op, spare_key.include, spare_key.exclude, spare_key.KEY
 
     def kernel(*args: object, **kwargs: object) -> object:
         told = _told
@@ -168,4 +173,4 @@ def views_made(context: Context, op: str) -> None:
     """Remember an operator that is about to return several views. Its node gets the next number; with gradients off it
     has none."""
     if torch.is_grad_enabled():
-        context.memory.several.append((private.next_node(), op, place_of(sys._getframe(1))))
+        context.memory.several.append((engine_state.next_node(), op, place_of(sys._getframe(1))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages
 from noclobber.observe.witness.digests import Digest, fingerprint
 
 COPIED = "what `rrelu` draws once the program's saved-tensor hooks have copied it (backward reads the copy)"
@@ -20,7 +20,7 @@ def filled(context: Context, tensor: torch.Tensor, node: int, *, last: bool) -> 
 
     `last` is True if the node saves nothing afterwards. An in-place operator still saves its result.
     """
-    key = private.storage_key(tensor)
+    key = storages.storage_key(tensor)
     if key is None:
         return
     for reference in context.thread.packed:
@@ -38,5 +38,5 @@ def filled(context: Context, tensor: torch.Tensor, node: int, *, last: bool) -> 
 def _anew(digest: Digest, tensor: torch.Tensor) -> Digest:
     if digest is None:
         return None
-    with private.no_modes():
+    with modes.no_modes():
         return fingerprint(tensor)

@@ -16,7 +16,7 @@ from noclobber.observe.core.records import Stepped, moment, record
 from noclobber.observe.core.sites import Place, caller, identity, site_of
 from noclobber.observe.core.thread_state import Thread
 from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, hook_stack, spare_key, storages
 from noclobber.observe.witness.layout import Geometry, geometry, span
 
 Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]
@@ -34,7 +34,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
     """Return True if a parameter may be a shard, as those of FSDP2 are. Saves of what it shards lie in other memory."""
-    return type(parameter) not in private.PLAIN
+    return type(parameter) not in storages.PLAIN
 
 
 def _is_ours(kind: type) -> bool:
@@ -49,8 +49,8 @@ def arm(context: Context, way: Way) -> None:
     if context.native is not None and context.by_key:
         take, end = context.native.around_steps(before, after, _is_ours, _about)
         before, after = _in_python(way, take), _in_python(way, end, also_off=True)
-    way.at_end(private.hook(register_optimizer_step_pre_hook, before).remove)
-    way.at_end(private.hook(register_optimizer_step_post_hook, after).remove)
+    way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, before).remove)
+    way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
 
 
 def _in_python(way: Way, hook: Hook, *, also_off: bool = False) -> Hook:
@@ -73,7 +73,7 @@ def _before(context: Context, way: Way) -> Hook:
     """Return what is called before a step. It records the writes to parameters that a finding may need. PyTorch's own
     optimizers then run unlogged."""
     thread, live, rereads = context.thread, context.live, context.memory.rereads
-    watching, native, by_key, set_key = context.watching, context.native, context.by_key, private.set_key
+    watching, native, by_key, set_key = context.watching, context.native, context.by_key, spare_key.set_key
     remember = _remembering(context)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -97,7 +97,7 @@ def _before(context: Context, way: Way) -> Hook:
             if closure:
                 # Only writes to parameters are the step's own.
                 groups = optimizer.param_groups
-                thread.stepped = frozenset(private.storage_key(one) for group in groups for one in group["params"])
+                thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
             if rests:
                 if watching and (live.any() or rereads.any()):
                     _about_to_write(context, optimizer, parameters(optimizer), place, step)
@@ -122,7 +122,7 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
     memory or shows it in another way.
     """
     known: dict[int, tuple[list[object], tuple[int | None, ...], tuple[Geometry, ...]]] = {}
-    memory, thread, next_node, plain = context.memory, context.thread, private.next_node, private.PLAIN.issuperset
+    memory, thread, next_node, plain = context.memory, context.thread, engine_state.next_node, storages.PLAIN.issuperset
 
     def remember(optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
         written = parameters(optimizer)
@@ -135,7 +135,7 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
         if found is None or found[0] != shown:
             if len(known) >= _OPTIMIZERS:
                 known.clear()
-            found = (shown, tuple(map(private.storage_key, written)), tuple(map(geometry, written)))
+            found = (shown, tuple(map(storages.storage_key, written)), tuple(map(geometry, written)))
             known[id(optimizer)] = found
         _, keys, where = found
         about = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
@@ -148,7 +148,7 @@ def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | N
 def _shown(parameters: Sequence[torch.Tensor]) -> tuple[list[object], list[int]] | None:
     """Return what memory each parameter shows, and how, and the versions; None if one has no address, as sparse ones,
     or no version."""
-    address = private.address
+    address = storages.address
     try:
         shown: list[object] = [
             (address(one), one.storage_offset(), one.shape, one.stride(), one.dtype) for one in parameters
@@ -167,7 +167,7 @@ def _about_to_write(
 ) -> None:
     written = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
     for parameter in parameters:
-        key = private.storage_key(parameter)
+        key = storages.storage_key(parameter)
         if key is None:
             continue
         noted = record(written, parameter, key, place, context.thread)
@@ -223,4 +223,4 @@ def unmute(thread: Thread) -> None:
     if thread.muted:
         thread.muted = False
         thread.step = None
-        private.set_key(True)
+        spare_key.set_key(True)

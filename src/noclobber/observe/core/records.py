@@ -17,7 +17,7 @@ from noclobber.model.events import Holder, Step
 from noclobber.model.source import Site
 from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, hook_stack, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry
 
 latest = array("q", [0])
@@ -147,7 +147,7 @@ class Backward:
     """Whether the call has ended."""
     quiet: bool = False
     """Whether the write log rests during the call."""
-    hooks: private.Pair | None = None
+    hooks: hook_stack.Pair | None = None
     """Noclobber's hooks of the thread that calls, when the call begins."""
     resting: bool = False
     """Whether these hooks are off the stack while no Python runs in the call."""
@@ -188,7 +188,7 @@ def read(
 
 def here() -> Backward | None:
     """Return the backward call that this thread runs or works for; None outside of one."""
-    call: Backward | None = private.backward_call()
+    call: Backward | None = engine_state.backward_call()
     return None if call is None or call.over else call
 
 
@@ -215,9 +215,9 @@ def _elsewhere() -> tuple[int, int]:
     Such a thread works for a call of another thread and writes to the graphs of that thread. So the node's number is
     that of the calling thread when it made the outermost call.
     """
-    call: Backward | None = private.backward_call()
+    call: Backward | None = engine_state.backward_call()
     if call is None or call.over:
-        return 0, private.next_node()
+        return 0, engine_state.next_node()
     calls = 1
     while call.outer is not None:
         call, calls = call.outer, calls + 1
@@ -237,7 +237,7 @@ def record(
     if step is not None and thread.stepped is not None and key not in thread.stepped:
         step = None
     if thread.entered:
-        under_way, number = len(thread.backwards), private.next_node()
+        under_way, number = len(thread.backwards), engine_state.next_node()
     else:
         under_way, number = _elsewhere()
     where: Any
@@ -245,6 +245,6 @@ def record(
         where = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         version: int | None = tensor._version
     except Exception:
-        where, version = geometry(tensor), private.version_of(tensor)
+        where, version = geometry(tensor), tensor_state.version_of(tensor)
     in_graph = tensor.requires_grad
     return _new(Record, (written, place, key, version, where, step, under_way, number, _next(), in_graph, untracked))

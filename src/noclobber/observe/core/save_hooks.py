@@ -20,7 +20,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle, OfView, alias_of, of_view_outside, versioned
 from noclobber.observe.core.records import latest
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
-from noclobber.observe.torch_api import native_saves, private
+from noclobber.observe.torch_api import compile_guard, engine_state, hook_stack, native_saves, storages
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, hash_of, shown
 
@@ -36,7 +36,7 @@ Read = Callable[[Handle, Digest], torch.Tensor | None]
 _packs: WeakSet[Pack] = WeakSet()
 
 
-def are_ours(pair: private.Pair | None) -> bool:
+def are_ours(pair: hook_stack.Pair | None) -> bool:
     """Return True if a pair of hooks is noclobber's.
 
     Inside a node the engine has a stack of its own and drops it afterwards with all changes. So a pair on a stack may
@@ -47,7 +47,7 @@ def are_ours(pair: private.Pair | None) -> bool:
 
 def claim(pack: Pack) -> Pack:
     """Mark pairs with this pack hook as noclobber's, and keep torch.compile from it."""
-    private.never_compile(pack)
+    compile_guard.never_compile(pack)
     _packs.add(pack)
     return pack
 
@@ -60,7 +60,7 @@ def hooks(context: Context, late: Callable[[Context, torch.Tensor], Handle]) -> 
     """
     contents, read = context.contents, partial(context.read, preserved=context.keeping)
     unpack = _unpacking(context, read) if contents is None else _comparing(context, contents, read)
-    private.never_compile(passed_over(unpack))
+    compile_guard.never_compile(passed_over(unpack))
     return claim(_packing(context, contents, late)), unpack
 
 
@@ -72,7 +72,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     new, of_view, reference, kinds = Handle, OfView, ref, KINDS
     live, history, takers = context.live, context.thread.history, context.takers
     unsorted, add_node, add_place = live.unsorted, history.nodes.append, history.places.append
-    next_node, frame_of, now = private.next_node, sys._getframe, latest
+    next_node, frame_of, now = engine_state.next_node, sys._getframe, latest
     at_save = contents.at_pack if contents is not None else None
     arming = context.armings
     views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them
@@ -156,7 +156,7 @@ def _unpacking(context: Context, read: Read) -> Unpack:
 
 def _comparing(context: Context, contents: Contents, read: Read) -> Unpack:
     """Return the unpack hook that compares fingerprints too."""
-    address, at_read = private.address, contents.at_read
+    address, at_read = storages.address, contents.at_read
 
     def unpack_and_compare(handle: Handle) -> torch.Tensor:
         alias = handle.alias
@@ -227,6 +227,6 @@ def _original(function: object, raw: Any, unpacked: Any) -> Any:
     if not isinstance(handle, Handle) or unpacked.grad_fn is function:
         return unpacked
     tensor = handle.tensor()
-    if tensor is None or private.storage_key(tensor) != private.storage_key(handle.alias):
+    if tensor is None or storages.storage_key(tensor) != storages.storage_key(handle.alias):
         return unpacked  # its bytes were kept, or it was given other memory
     return tensor

@@ -8,8 +8,8 @@ from types import CodeType, FrameType
 from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
 from noclobber.observe.core import traced_lines
 from noclobber.observe.torch_api import graph_code
+from noclobber.observe.torch_api.engine_state import backward_call
 from noclobber.observe.torch_api.frames import frame_above
-from noclobber.observe.torch_api.private import backward_call
 
 Place = tuple[CodeType, int, "Place | None"]
 """(code, instruction offset, the library's place inside the call or None). It holds no frame.

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from noclobber.model.events import Step
 from noclobber.observe.core.records import Backward
 from noclobber.observe.core.sites import Place
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, hook_stack
 from noclobber.observe.witness.digests import Digest
 
 HISTORY = 16_384
@@ -56,7 +56,7 @@ class Thread(threading.local):
 
     def __init__(self) -> None:
         self.history = History()
-        self.hooks: private.Pair | None = None
+        self.hooks: hook_stack.Pair | None = None
         """Noclobber's pair of hooks on this thread; None if there is none."""
         self.mode: TorchDispatchMode | None = None
         """The mode that sees writes where the spare key does not work."""
@@ -73,7 +73,7 @@ class Thread(threading.local):
         """The last `Context.era` in which saves of this thread were seen."""
         self.first_node = 0
         """The sequence number of the next autograd node when that era began here."""
-        self.withdrawn: private.Pair | None = None
+        self.withdrawn: hook_stack.Pair | None = None
         """The pair of hooks that is off this thread's stack for now; None if none is."""
         self.step: Step | None = None
         self.stepped: frozenset[int | None] | None = None
@@ -100,4 +100,4 @@ class Thread(threading.local):
 
         The engine gives its threads the dispatch keys and the hooks of the calling thread, including noclobber's.
         """
-        return self.entered or private.backward_call() is not None
+        return self.entered or engine_state.backward_call() is not None

@@ -14,7 +14,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Backward
-from noclobber.observe.torch_api import native_saves, private
+from noclobber.observe.torch_api import engine_state, hook_stack, modes, native_saves, spare_key
 
 
 def arm(context: Context, way: Way) -> None:
@@ -46,12 +46,12 @@ def enter(context: Context) -> None:
     thread.backwards = [call for call in thread.backwards if not call.over]  # in case the end of a call failed
     context.count_threads(1)
     if context.by_key:
-        private.set_key(True)
+        spare_key.set_key(True)
     else:
         thread.mode = write_mode.enter_mode()
     if context.watching:
         if thread.era != context.era:
-            thread.era, thread.first_node = context.era, private.next_node()
+            thread.era, thread.first_node = context.era, engine_state.next_node()
         push_hooks(context)
     else:
         _enter_native(context)
@@ -68,15 +68,15 @@ def leave(context: Context) -> None:
     thread.entered = thread.muted = False
     thread.hooks = thread.withdrawn = thread.mode = thread.operators = thread.step = None
     if context.by_key:
-        private.include(private.KEY, False)
+        spare_key.include(spare_key.KEY, False)
     if context.native is not None:
         context.native.leave()
     try:
         if hooks is not None and not withdrawn:
-            if private.top_hooks(True) == hooks:
-                private.pop_hooks()
+            if hook_stack.top_hooks(True) == hooks:
+                hook_stack.pop_hooks()
             else:
-                private.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
+                hook_stack.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
     finally:
         for one in (operators, mode):  # the last one entered first
             if one is not None:
@@ -105,7 +105,7 @@ def apart(context: Context) -> Iterator[None]:
     if not thread.entered:
         yield
         return
-    with private.unlogged(), private.no_modes(), native_saves.without_hooks():
+    with spare_key.unlogged(), modes.no_modes(), native_saves.without_hooks():
         thread.entered, thread.apart = False, True
         try:
             yield
@@ -115,9 +115,9 @@ def apart(context: Context) -> Iterator[None]:
 
 def push_hooks(context: Context) -> None:
     """Push hooks for this thread. PyTorch only calls the uppermost pair, so ours calls the program's pair below it."""
-    below = private.top_hooks(True)
+    below = hook_stack.top_hooks(True)
     ours = context.parts.around(context, below) if below and not save_hooks.are_ours(below) else _hooks(context)
-    private.push_hooks(*ours)
+    hook_stack.push_hooks(*ours)
     context.thread.hooks = ours
     _enter_native(context)
 
@@ -145,7 +145,7 @@ def _saved_late(context: Context, tensor: torch.Tensor) -> Handle:
 
 def has_hooks_on_top(context: Context) -> bool:
     """Return True if the uppermost pair of this thread is noclobber's, and not one that the program pushed later."""
-    top = private.top_hooks(True)
+    top = hook_stack.top_hooks(True)
     return top is not None and (save_hooks.are_ours(top) or top == context.thread.hooks)
 
 
@@ -158,7 +158,7 @@ def renew_hooks(context: Context) -> None:
     if thread.withdrawn is not None:
         thread.withdrawn = thread.hooks
     else:
-        private.replace_hooks(save_hooks.are_ours, thread.hooks)
+        hook_stack.replace_hooks(save_hooks.are_ours, thread.hooks)
     _enter_native(context)
 
 
@@ -176,8 +176,8 @@ def withdraw(context: Context, message: object) -> None:
     """Take noclobber's hooks off this thread's stack, if they are on top of it; `message` says why they are refused."""
     thread = context.thread
     if thread.withdrawn is None and has_hooks_on_top(context):
-        thread.withdrawn = private.top_hooks(True)
-        private.pop_hooks()
+        thread.withdrawn = hook_stack.top_hooks(True)
+        hook_stack.pop_hooks()
         by_transform = str(message).startswith("torch.func.")
         context.bus.not_seen(
             "saves inside torch.func transforms" if by_transform else "saves inside `disable_saved_tensors_hooks`"
@@ -188,7 +188,7 @@ def put_back(context: Context) -> None:
     """Push noclobber's hooks again after `withdraw`."""
     thread = context.thread
     if thread.withdrawn is not None:
-        private.push_hooks(*thread.withdrawn)
+        hook_stack.push_hooks(*thread.withdrawn)
         thread.withdrawn = None
 
 
@@ -199,14 +199,14 @@ def rest_hooks(context: Context, call: Backward) -> None:
     ThreadLocalState.cpp; 5 % of the time of an LSTM's backward).
     """
     if context.thread.withdrawn is None and has_hooks_on_top(context):
-        call.hooks, call.resting = call.hooks or private.top_hooks(True), True
-        private.pop_hooks()
+        call.hooks, call.resting = call.hooks or hook_stack.top_hooks(True), True
+        hook_stack.pop_hooks()
 
 
 def wake_hooks(context: Context, call: Backward) -> None:
     """Push noclobber's hooks again after `rest_hooks`: those of now, if they were renewed meanwhile."""
     if call.resting and not has_hooks_on_top(context) and (hooks := context.thread.hooks or call.hooks) is not None:
-        private.push_hooks(*hooks)
+        hook_stack.push_hooks(*hooks)
 
 
 def put_right(context: Context, call: Backward) -> None:
@@ -217,13 +217,13 @@ def put_right(context: Context, call: Backward) -> None:
     """
     thread = context.thread
     if context.by_key:
-        private.set_key(thread.entered)
+        spare_key.set_key(thread.entered)
     if thread.withdrawn is not None:
         return
     if not call.resting and call.hooks is not None:
-        private.replace_hooks(lambda pair: pair == call.hooks or save_hooks.are_ours(pair), thread.hooks)
+        hook_stack.replace_hooks(lambda pair: pair == call.hooks or save_hooks.are_ours(pair), thread.hooks)
     elif thread.hooks is not None:
-        private.push_hooks(*thread.hooks)
+        hook_stack.push_hooks(*thread.hooks)
 
 
 def versions_preserved(context: Context, more: int) -> None:

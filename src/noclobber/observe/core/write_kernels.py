@@ -19,7 +19,7 @@ from noclobber.observe.core import custom_op_kernels, kernel_functions
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.kernel_functions import Before
 from noclobber.observe.core.written import NUMBERS_AS_TENSORS, RECURRENT, Written, makes_many_views, written_by
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, registry, spare_key
 
 _known: set[str] = set()
 """The operators that were looked at."""
@@ -52,13 +52,13 @@ def connect(context: Context, before: Before) -> None:
     them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
     """
     kernel_functions.tell((context, before))
-    if not private.has_key():
+    if not spare_key.has_key():
         return
     if "_" not in _libraries:
         with _unwarned():
-            library = private.library("_")
-            library.fallback(torch.library.fallthrough_kernel, private.KEY_NAME)
-            private.let_through()
+            library = registry.library("_")
+            library.fallback(torch.library.fallthrough_kernel, spare_key.KEY_NAME)
+            spare_key.let_through()
             _libraries["_"] = library
     for name in tuple(_foreign):
         look_at(name)
@@ -71,12 +71,12 @@ def scan() -> None:
     Asking for all names takes 3 ms, which is too much for a `watch` around each step.
     """
     global _scanned
-    now = private.operators_may_have_changed()
-    if not private.has_key() or now == _scanned or not _scanning.acquire(blocking=False):
+    now = registry.operators_may_have_changed()
+    if not spare_key.has_key() or now == _scanned or not _scanning.acquire(blocking=False):
         return
     try:
         _scanned = now
-        for name in private.operator_names():
+        for name in registry.operator_names():
             if name not in _known:
                 look_at(name)
     finally:
@@ -86,9 +86,9 @@ def scan() -> None:
 def look_at(name: str) -> None:
     """Register the kernel that an operator needs, if it was not looked at before, or has another schema than then."""
     is_known, before = name in _known, _foreign.get(name)
-    if (is_known and before is None) or not private.has_key():
+    if (is_known and before is None) or not spare_key.has_key():
         return
-    schema = private.schema(name)
+    schema = registry.schema(name)
     if schema is None or (before is not None and before == schema):
         return
     _known.add(name)
@@ -112,17 +112,21 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
         if written.fills is not None:
             kernel = kernel_functions.filling(kernel, written)
     elif makes_many_views(schema):
-        kernel = kernel_functions.passing(private.overload(name), schema.name)
+        kernel = kernel_functions.passing(registry.overload(name), schema.name)
     elif name in NUMBERS_AS_TENSORS or schema.name in RECURRENT:
-        kernel = kernel_functions.passing(private.overload(name))
+        kernel = kernel_functions.passing(registry.overload(name))
     elif compared := custom_op_kernels.is_foreign(namespace):
-        kernel = custom_op_kernels.kernel(private.handle(name), schema.name)
+        kernel = custom_op_kernels.kernel(registry.handle(name), schema.name)
     else:
         return
-    library = _libraries.get(namespace) or _libraries.setdefault(namespace, private.library(namespace))
+    library = _libraries.get(namespace) or _libraries.setdefault(namespace, registry.library(namespace))
     native = _enroll is not None and not compared and _is_usual(schema, written)
     library.impl(
-        rest, kernel, private.LOWER_KEY_NAME if native else private.KEY_NAME, with_keyset=compared, allow_override=True
+        rest,
+        kernel,
+        spare_key.LOWER_KEY_NAME if native else spare_key.KEY_NAME,
+        with_keyset=compared,
+        allow_override=True,
     )
     if native and _enroll is not None:
         _enroll(name, written or (schema.name if makes_many_views(schema) else ""))
@@ -145,17 +149,17 @@ def _is_usual(schema: torch.FunctionSchema, written: Written | None) -> bool:
 @cache
 def key_answers(context: Context) -> bool:
     """Return True if a kernel on the spare key sees an `add_` in this release. A self-test, run once in a process."""
-    if not private.has_key():
+    if not spare_key.has_key():
         return False
     seen: list[str] = []
     told = kernel_functions.told()
     try:
         connect(context, lambda written, tensor: seen.append(written.op))
-        private.set_key(True)
+        spare_key.set_key(True)
         try:
             torch.zeros(1).add_(1)
         finally:
-            private.set_key(False)
+            spare_key.set_key(False)
     except Exception:
         return False
     finally:
@@ -171,18 +175,18 @@ def references_of_new(context: Context) -> int:
     if no such call is seen. A tensor that anything in Python holds has more. It is counted once in a process."""
 
     def count(written: Written, tensor: torch.Tensor) -> None:
-        if private.below_versions() and type(tensor) is torch.Tensor:
+        if spare_key.below_versions() and type(tensor) is torch.Tensor:
             _counts.append(getrefcount(tensor))
 
     if not _counts:
         told = kernel_functions.told()
         connect(context, count)
-        private.set_key(True)
+        spare_key.set_key(True)
         try:
-            with private.no_modes(), private.plain():  # the program's modes may make other tensors of these
+            with modes.no_modes(), modes.plain():  # the program's modes may make other tensors of these
                 one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
                 torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
         finally:
-            private.set_key(False)
+            spare_key.set_key(False)
             kernel_functions.tell(told)
     return min(_counts, default=-1)

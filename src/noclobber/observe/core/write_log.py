@@ -19,7 +19,7 @@ from noclobber.observe.core.kernel_functions import Before
 from noclobber.observe.core.records import Record, record
 from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
 from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, spare_key, storages
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.witness.layout import span_of
 
@@ -34,7 +34,7 @@ def before(context: Context) -> Before:
 def _every(context: Context) -> Before:
     """Return it for `install`: it remembers every write that may move a version."""
     memory, without_storage = context.memory, context.bus.not_seen
-    frame_of, storage_key, recent, thread = sys._getframe, private.storage_key, memory.logged, memory.thread
+    frame_of, storage_key, recent, thread = sys._getframe, storages.storage_key, memory.logged, memory.thread
     kinds = KINDS
 
     def before(written: Written, tensor: torch.Tensor) -> None:
@@ -75,11 +75,11 @@ def _to_saves(context: Context) -> Before:
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
     beside = live.beside
     frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.logged, memory.thread
-    storage_key, plain = private.storage_key, torch.Tensor
+    storage_key, plain = storages.storage_key, torch.Tensor
     attentive, attended = context.attentive, context.attended
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
     unseen = context.unseen
-    is_inside, is_only_holder, returned = private.below_versions, private.is_only_holder, memory.returned
+    is_inside, is_only_holder, returned = spare_key.below_versions, storages.is_only_holder, memory.returned
     references = write_kernels.references_of_new(context) if context.by_key else -1
     looks = memory.looks
     contents = context.contents
@@ -166,10 +166,10 @@ def _log_if_moved(context: Context, save: Handle, noted: Record) -> After:
 
 def _moving(context: Context, tensor: torch.Tensor, key: int) -> After:
     """Return what to call after a write that may give a tensor other memory than that of `key`, where it is now."""
-    left = private.storage(tensor)
+    left = storages.storage(tensor)
 
     def moved() -> None:
-        there, elsewhere = private.storage(tensor), private.storage_key(tensor)
+        there, elsewhere = storages.storage(tensor), storages.storage_key(tensor)
         if there is left and elsewhere != key:
             context.live.file_anew(key)
         if context.contents is not None and elsewhere is not None and there is not left:
@@ -204,7 +204,7 @@ def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) ->
         return False
     live = context.live
     for gradient in _gradients_of(context, list(outputs)):
-        key = private.storage_key(gradient)
+        key = storages.storage_key(gradient)
         if key is not None and live.at(key):
             return False
     return True

@@ -13,7 +13,7 @@ from noclobber.model.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import custom_op_kernels, kernel_functions, late_fills
 from noclobber.observe.core.written import Written, tensors, what_is_written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, spare_key, storages, tensor_state
 
 
 class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             context.core.fail(failure)
         unmoved = versions_of_lists(written, args, kwargs)
         try:
-            with private.counting() if written.is_collective else nullcontext():
+            with spare_key.counting() if written.is_collective else nullcontext():
                 result = func(*args, **kwargs)
         except RuntimeError as error:
             context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
@@ -62,7 +62,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         move_versions(unmoved)
         if filled is not None and torch.is_grad_enabled():
-            node, last = private.next_node() - 1, len(written.arguments) == 1
+            node, last = engine_state.next_node() - 1, len(written.arguments) == 1
             context.core.guarded(partial(late_fills.filled, context, filled, node, last=last))
         if after is not None:
             after()
@@ -75,8 +75,8 @@ def versions_of_lists(
     """Return the versions of what an operator on lists of tensors is about to write, for `move_versions`."""
     if not written.op.startswith("aten::_foreach_"):
         return []
-    plain = (tensor for tensor in tensors(written, args, kwargs) if type(tensor) in private.PLAIN)
-    return [(tensor, private.version_of(tensor)) for tensor in plain]
+    plain = (tensor for tensor in tensors(written, args, kwargs) if type(tensor) in storages.PLAIN)
+    return [(tensor, tensor_state.version_of(tensor)) for tensor in plain]
 
 
 def move_versions(before: list[tuple[torch.Tensor, int | None]]) -> None:
@@ -84,7 +84,9 @@ def move_versions(before: list[tuple[torch.Tensor, int | None]]) -> None:
 
     (torch 2.13; test_the_stand_in_mode_sees_the_same)
     """
-    unmoved = [tensor for tensor, version in before if version is not None and private.version_of(tensor) == version]
+    unmoved = [
+        tensor for tensor, version in before if version is not None and tensor_state.version_of(tensor) == version
+    ]
     if unmoved:
         torch.autograd.graph.increment_version(unmoved)
 

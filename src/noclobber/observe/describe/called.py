@@ -19,7 +19,7 @@ _SCRIPTS = sysconfig.get_path("scripts")
 def modules_called(frame: FrameType | None, call: CodeType) -> list[tuple[torch.nn.Module, FrameType]]:
     """Return the modules that are being called and the frames that call them, the outermost first.
 
-    `call` is the code by which every module is called (`private.module_call`).
+    `call` is the code by which every module is called (`frames.module_call`).
     """
     found: list[tuple[torch.nn.Module, FrameType]] = []
     while frame is not None:

@@ -13,7 +13,7 @@ from noclobber.model.source import Site
 from noclobber.observe.core.history import Memory
 from noclobber.observe.describe.reachable import Held, reachable
 from noclobber.observe.describe.tensor_names import user_frames
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, modes
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -40,7 +40,7 @@ def carried(
     be a state in this way is left out.
     """
     distances = {edge: boundary - edge.node._sequence_nr() for edge in edges}
-    now, found, known = private.next_node(), dict[int, list[Held]](), set[Edge]()
+    now, found, known = engine_state.next_node(), dict[int, list[Held]](), set[Edge]()
 
     def leads_there(edge: Edge, node: Node, tensor: torch.Tensor) -> bool:
         if (node, tensor.output_nr) == edge:
@@ -48,7 +48,7 @@ def carried(
         as_far = now - node._sequence_nr() == distances[edge]
         return _is_alike(edge, node, tensor) and (as_far or _is_of_one_place(edge, node, memory))
 
-    with private.plain():
+    with modes.plain():
         for held in reachable(user_frames(frame)):
             node = _node_of(held.value)
             leading = [] if node is None else [edge for edge in edges if leads_there(edge, node, held.value)]

@@ -21,7 +21,7 @@ from noclobber.observe.core.sites import Place, identity, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import carried_states, torch_messages
 from noclobber.observe.describe.tensor_names import name_of
-from noclobber.observe.torch_api import graph, private, shards
+from noclobber.observe.torch_api import graph, modes, shards, storages, tensor_state
 from noclobber.observe.witness.digests import Digest, differs, differs_in_numbers, fingerprint, same, same_but_for_zeros
 from noclobber.observe.witness.layout import Geometry, geometry, region, shape_of, strided, tensor_on
 
@@ -58,7 +58,7 @@ def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
     shown, shape = weak(tensor), shape_of(tensor)
 
     def described() -> Tensor:
-        with private.aside():
+        with modes.aside():
             still = shown()
             return _unnamed(shape, where, device) if still is None else tensor_of(still)
 
@@ -114,7 +114,7 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     """Return the clobber of a handle that `node` is reading."""
     alias = handle.alias
     current, version = int(alias._version), handle.version
-    key = private.storage_key(alias)
+    key = storages.storage_key(alias)
     save = _save(handle, node, version, tensor_of(alias))
     entries = _between(memory, handle, handle.writes, key, version, current)
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
@@ -155,7 +155,7 @@ def _carried(
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
     """Return the writes that torch did not see; none if a write that it saw explains the change."""
-    if (shard := shards.shard_of(private.storage_key(handle.alias))) is not None:
+    if (shard := shards.shard_of(storages.storage_key(handle.alias))) is not None:
         return _gathered(handle, shard, tensor, backward, memory)
     if memory.foreign_writers is not None:
         return memory.foreign_writers.writes(handle, tensor, backward, explained=explained)
@@ -187,7 +187,7 @@ def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clo
     producer = tensor.grad_fn if tensor is not None and not tensor._is_view() else None
     node = producer if producer is not None and field_of(handle, producer) else None
     version = int(handle.alias._version)
-    counted = not record.written.uncounted and private.share_version(target, handle.alias)
+    counted = not record.written.uncounted and tensor_state.share_version(target, handle.alias)
     known = tensor_of(handle.alias)
     save = _save(handle, node, handle.version, known)
     writes = writes_of([(record, version)], version + counted, save.tensor)
@@ -211,7 +211,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
     """Return what is known of a read on a device before its bytes have been compared."""
     alias, version = handle.alias, handle.version
     save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
-    shown, key, place = weak(alias), private.storage_key(alias), handle.place
+    shown, key, place = weak(alias), storages.storage_key(alias), handle.place
     entries = _between(memory, handle, list(handle.writes), key, version, current)
 
     def clobber() -> Clobber:
@@ -233,9 +233,9 @@ def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
     """Return a function for a tensor on the same bytes. It holds no storage, and returns None once that is gone, or
     where no tensor can be made of its geometry."""
     where = geometry(tensor)
-    if strided(where) is None or private.storage_key(tensor) is None:
+    if strided(where) is None or storages.storage_key(tensor) is None:
         return lambda: None
-    return partial(tensor_on, private.storage_ref(tensor), where)
+    return partial(tensor_on, storages.storage_ref(tensor), where)
 
 
 def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Save:
@@ -374,7 +374,7 @@ def stale_saves(roots: list[Node], backward: Backward, memory: Memory, seen: set
 
 def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) -> Clobber:
     node, field = stale.saved.node, stale.saved.field
-    key = private.storage_key(stale.tensor)
+    key = storages.storage_key(stale.tensor)
     tensor = tensor_of(stale.tensor)
     number = node._sequence_nr()
     place = memory.place_of(number)

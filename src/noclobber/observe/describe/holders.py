@@ -29,7 +29,7 @@ from noclobber.observe.core.records import Looked, Record, looked_at
 from noclobber.observe.core.sites import Place
 from noclobber.observe.describe.called import calls_to, module_path
 from noclobber.observe.describe.reachable import Held, reachable, variables
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import frames, modes, storages, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 _MOST_TIMES = MOST_MODULES
@@ -64,7 +64,7 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
 
     `handles` are those of all live saves of that memory.
     """
-    line, key = (id(place[0]), place[1]), private.storage_key(tensor)
+    line, key = (id(place[0]), place[1]), storages.storage_key(tensor)
     known = looked_at.get(line)
     if known is None and len(looked_at) < _MOST_LINES:
         known = looked_at[line] = Looked(place[0])
@@ -72,11 +72,11 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
         return False
     known.times += 1
     begun = time.thread_time()
-    with private.plain():
+    with modes.plain():
         frame = sys._getframe()
         is_late = sum(spent) >= _MOST_SECONDS
         found = None if is_late else _holders(tensor, key, handles, frame)
-        if module := module_path(frame, private.module_call()):
+        if module := module_path(frame, frames.module_call()):
             known.modules = tuple(dict.fromkeys((*known.modules, module)))
         known.calls = known.calls or calls_to(frame)
         del frame
@@ -119,7 +119,7 @@ def _tensors_on(key: int, where: Geometry) -> list[torch.Tensor]:
     return [
         one
         for one in gc.get_objects()
-        if issubclass(type(one), torch.Tensor) and private.storage_key(one) == key and touch(geometry(one), where)
+        if issubclass(type(one), torch.Tensor) and storages.storage_key(one) == key and touch(geometry(one), where)
     ]
 
 
@@ -129,7 +129,9 @@ def _is_special(one: torch.Tensor) -> bool:
     if type(one) not in (torch.Tensor, torch.nn.Parameter) or one.__dict__:
         return True
     return (
-        one.retains_grad or bool(one._backward_hooks) or not all(isinstance(w, private.Weak) for w in getweakrefs(one))
+        one.retains_grad
+        or bool(one._backward_hooks)
+        or not all(isinstance(w, tensor_state.Weak) for w in getweakrefs(one))
     )
 
 
@@ -256,7 +258,7 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
         for part in gc.get_referents(one):
             if id(part) in seen.counts:
                 seen.counts[id(part)] += 1
-        if id(one) not in {*seen.known, *seen.tuples} and not isinstance(one, (CellType, private.Weak)):
+        if id(one) not in {*seen.known, *seen.tuples} and not isinstance(one, (CellType, tensor_state.Weak)):
             unknown.append(one)
     part = None
     # A tuple of arguments is held by the call alone, which is under way.
@@ -264,7 +266,9 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
         return False
     if unknown and any(one is not referrers and one is not unknown for one in gc.get_referrers(*unknown)):
         return False
-    left = {id(one): sys.getrefcount(one) - seen.counts[id(one)] - _OWN - (private.use_count(one) > 1) for one in on}
+    left = {
+        id(one): sys.getrefcount(one) - seen.counts[id(one)] - _OWN - (tensor_state.use_count(one) > 1) for one in on
+    }
     in_call = left.pop(id(written))
     on_stack = 0 if id(written) in seen.named else 1  # `h[0] = 1` writes to a view that has no name
     return in_call <= _IN_CALL and sum(left.values()) <= on_stack

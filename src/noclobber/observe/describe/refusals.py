@@ -23,7 +23,7 @@ from noclobber.observe.core.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders, stale_views
 from noclobber.observe.describe.tensor_names import name_of
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, storages
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.witness.layout import shape_of
 
@@ -107,7 +107,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     site = site_of(place)
     if tensor is None or place is None:
         return Refusal(message, site, op)
-    key = private.storage_key(tensor)
+    key = storages.storage_key(tensor)
     holders.note(tensor, place, [] if key is None else context.live.at(key))
     name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -165,7 +165,7 @@ def refusal_of_detached(message: str, roots: list[Node], backward: Backward, mem
 
 def _is_cut_off(saved: object, key: int) -> bool:
     """Return True for a tensor on this storage that has no node. A view keeps its node, and must not be asked."""
-    if not isinstance(saved, torch.Tensor) or private.storage_key(saved) != key:
+    if not isinstance(saved, torch.Tensor) or storages.storage_key(saved) != key:
         return False
     return not saved._is_view() and saved.grad_fn is None
 
@@ -296,8 +296,8 @@ def _last_of_function(apply: FrameType, memory: Memory) -> Record | None:
     The Function's node is made before its forward runs, so no write from before the call has the same number.
     """
     given = apply.f_locals.get("args", ())
-    keys = {private.storage_key(one) for one in given if isinstance(one, torch.Tensor)}
-    number = private.next_node()
+    keys = {storages.storage_key(one) for one in given if isinstance(one, torch.Tensor)}
+    number = engine_state.next_node()
     return next((one for one in reversed(memory.recent) if one.node == number and one.key in keys), None)
 
 

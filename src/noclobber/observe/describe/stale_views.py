@@ -12,7 +12,7 @@ import torch
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Record
 from noclobber.observe.describe.reachable import reachable
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages, tensor_state
 
 
 def is_of_base(message: str) -> bool:
@@ -26,7 +26,7 @@ def write_below(message: str, frames: Iterable[FrameType], memory: Memory) -> Re
     PyTorch does not say which view it refuses. So all views are looked at that it refuses in the same words: those that
     the innermost of the `frames` leads to, else those anywhere.
     """
-    with private.plain():
+    with modes.plain():
         near = ([one.value for one in reachable([frame]) if _refuses(one.value, message)] for frame in frames)
         views = next(filter(None, near), None) or [one for one in gc.get_objects() if _refuses(one, message)]
         writes = [_last_write(view, memory) for view in views]
@@ -43,7 +43,7 @@ def _refuses(thing: Any, message: str) -> bool:
     if not issubclass(type(thing), torch.Tensor):
         return False
     try:
-        if private.creation_of(thing) in ("", "DEFAULT"):
+        if tensor_state.creation_of(thing) in ("", "DEFAULT"):
             return False
         thing.grad_fn  # noqa: B018 - reading it runs PyTorch's check
     except Exception as error:
@@ -53,7 +53,7 @@ def _refuses(thing: Any, message: str) -> bool:
 
 def _last_write(view: torch.Tensor, memory: Memory) -> Record | None:
     """Return the last write to the memory of a view; None unless it is the one that gave the view its version."""
-    key, version = private.storage_key(view), private.version_of(view)
+    key, version = storages.storage_key(view), tensor_state.version_of(view)
     for record in reversed(memory.recent):
         if record.key == key and not record.written.uncounted and record.version is not None:
             return record if record.version + 1 == version else None

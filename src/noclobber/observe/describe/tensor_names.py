@@ -12,8 +12,9 @@ import torch
 from noclobber.model.events import Kind
 from noclobber.model.overlap import overlap
 from noclobber.model.source import Owner, owner_of
-from noclobber.observe.torch_api import private
-from noclobber.observe.torch_api.private import backward_call, storage_key
+from noclobber.observe.torch_api import modes
+from noclobber.observe.torch_api.engine_state import backward_call
+from noclobber.observe.torch_api.storages import storage_key
 from noclobber.observe.witness.layout import geometry, region, strided
 
 _MOST_FRAMES = 40
@@ -33,7 +34,7 @@ def name_of(tensor: torch.Tensor, frame: FrameType | None = None) -> Name | None
     It is that of a parameter or buffer on its bytes, else of a variable that is the tensor or shows the same bytes.
     Parameters come first because a Linear weight is saved transposed, under no local name.
     """
-    with private.plain():
+    with modes.plain():
         key = storage_key(tensor)
         return None if key is None else _found(tensor, key, frame or sys._getframe(1))
 

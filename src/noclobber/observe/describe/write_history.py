@@ -8,7 +8,7 @@ from noclobber.model.events import Tensor, Write
 from noclobber.observe.core.history import Memory
 from noclobber.observe.core.records import Record
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages, tensor_state
 from noclobber.observe.witness.witness import Witness
 
 MOST_CAUSES = 8
@@ -52,7 +52,7 @@ def _of(reread: Witness, records: Iterable[Record]) -> list[Record]:
     tensor = reread.tensor()
     if tensor is None and reread.storage.expired():
         return []
-    if tensor is not None and private.storage_key(tensor) != reread.key:
+    if tensor is not None and storages.storage_key(tensor) != reread.key:
         moves = [index for index, record in enumerate(found) if record.written.only_moves]
         return found[: moves[-1] + 1] if moves else found
     return found
@@ -67,7 +67,7 @@ def writes_to_any(rereads: Iterable[Witness], records: list[Record]) -> tuple[Wr
         if tensor is None or not mine:
             continue
         known = clobbers.tensor_of(tensor)
-        writes = writes_to(reread, mine, known, private.version_of(tensor) or 0)
+        writes = writes_to(reread, mine, known, tensor_state.version_of(tensor) or 0)
         for record, write in zip(mine, writes, strict=True):
             if record.place not in found or found[record.place][0] > record.moment:
                 found[record.place] = (record.moment, write)

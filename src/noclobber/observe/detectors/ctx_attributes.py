@@ -24,7 +24,7 @@ from noclobber.observe.core.records import reading
 from noclobber.observe.core.sites import Place, caller
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
-from noclobber.observe.torch_api import native_saves, private
+from noclobber.observe.torch_api import native_saves, storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.witness import Change, change
 
@@ -122,7 +122,7 @@ class CtxSaves:
     def _stash(self, ctx: Node, name: str, key: object, tensor: torch.Tensor, place: Place | None) -> CtxSave | None:
         """Return the stash of one tensor; None for a tensor that has no version or no storage."""
         alias, contents = alias_of(tensor), self._context.contents
-        if private.version_of(alias) is None or private.storage_key(alias) is None:
+        if tensor_state.version_of(alias) is None or storages.storage_key(alias) is None:
             return None
         digest = None if contents is None else contents.at_save(alias)
         stash = handles.made(CtxSave, alias, alias, ctx._sequence_nr(), place, digest)
@@ -275,7 +275,7 @@ def _is_spared(stash: CtxSave) -> bool:
 
 def _is_elsewhere(stash: CtxSave, value: torch.Tensor) -> bool:
     """Return True if the tensor on the ctx has other memory than when forward ended."""
-    return private.storage_key(value) != private.storage_key(stash.alias)
+    return storages.storage_key(value) != storages.storage_key(stash.alias)
 
 
 def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
@@ -287,9 +287,9 @@ def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
     version = stash.alias._version
     if id(value) != stash.identity:
         return False
-    if stash.version != version == private.version_of(value):
+    if stash.version != version == tensor_state.version_of(value):
         return True  # they share a version counter, and `set_` moves it
-    key = private.storage_key(value)
+    key = storages.storage_key(value)
     return any(noted.written.only_moves or noted.key == key for noted, _ in stash.writes)
 
 

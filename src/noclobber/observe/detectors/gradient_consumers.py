@@ -17,7 +17,7 @@ from noclobber.model.silent import GradientWrite
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.records import Backward
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, hook_stack, modes, storages, tensor_state
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.witness.digests import Digest, fingerprint, same, same_but_for_zeros
 from noclobber.observe.witness.layout import geometry, touch
@@ -46,7 +46,7 @@ class Spoil:
 
     def __init__(self, tensor: torch.Tensor, node: Node, event: GradientWrite, described: Callable[[], Tensor]) -> None:
         self.node, self.event, self._described = node, event, described
-        self.handed = Witness(private.storage_key(tensor) or 0, tensor, None, fingerprint(tensor), geometry(tensor))
+        self.handed = Witness(storages.storage_key(tensor) or 0, tensor, None, fingerprint(tensor), geometry(tensor))
         self.ran = False
         """True once the node has run past the hooks of its tensors."""
         self.told = False
@@ -60,7 +60,7 @@ class Spoil:
         """Return True if a tensor overlaps the bytes that were written."""
         if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return False
-        if private.storage(tensor)._cdata != self.handed.storage.cdata:
+        if storages.storage(tensor)._cdata != self.handed.storage.cdata:
             return False
         return touch(geometry(tensor), self.handed.where)
 
@@ -134,14 +134,14 @@ class Deliveries:
             self._nodes = list(graph.walk(graph.roots_of(self._outputs)))
             gets, made = self._way.entry(self._gets), self._way.entry(self.returned)
             for node in self._nodes:
-                self._hooks.append(private.hook(node.register_prehook, partial(gets, node)))
+                self._hooks.append(hook_stack.hook(node.register_prehook, partial(gets, node)))
                 if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in hooked):
-                    self._hooks.append(private.hook(node.register_hook, partial(made, node)))
+                    self._hooks.append(hook_stack.hook(node.register_hook, partial(made, node)))
 
     def _changed(self, tensor: object) -> Iterator[Spoil]:
         """Yield the overwritten gradients that a tensor lies on."""
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-            for spoil in self._by_storage.get(private.storage(tensor)._cdata, ()):
+            for spoil in self._by_storage.get(storages.storage(tensor)._cdata, ()):
                 if spoil.settle() and spoil.is_on(tensor):
                     yield spoil
 
@@ -171,8 +171,8 @@ class Deliveries:
         handed = list(zip(following, made, strict=True)) if len(made) == len(following) else []
         for after, each in handed or [(after, each) for after in following for each in made]:
             self._passed_on += [(spoil, after) for spoil in self._changed(each) if after is not None]
-        to = [(after, private.identity(each)) for after, each in handed if isinstance(each, torch.Tensor)]
-        private.push_mode(_Sums(self._way.entry(partial(self._added, following, to))))
+        to = [(after, tensor_state.identity(each)) for after, each in handed if isinstance(each, torch.Tensor)]
+        modes.push_mode(_Sums(self._way.entry(partial(self._added, following, to))))
 
     def _close(self, spoil: Spoil) -> None:
         """Compare the bytes: the code that wrote has returned."""
@@ -199,7 +199,7 @@ class Deliveries:
         """
         if func._schema.name not in ("aten::add", "aten::add_") or not is_of_the_engine(frame):
             return
-        first, part = map(private.identity, args[:2])
+        first, part = map(tensor_state.identity, args[:2])
         at = max((index for index, (_, each) in enumerate(handed) if each == part), default=len(handed))
         getting = [after for after, each in handed if each == part] or following
         if any((after, first) in handed[:at] for after in getting):

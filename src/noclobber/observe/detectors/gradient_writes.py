@@ -20,7 +20,7 @@ from noclobber.observe.core.sites import KINDS, USER, Place, caller, place_of, s
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.detectors.gradient_consumers import ENGINE, Deliveries, Spoil, is_of_the_engine
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, storages, tensor_state
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -116,7 +116,7 @@ class Gradients:
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         """Check one write: the quick tests, which most writes in a backward do not pass."""
-        if not is_of_the_engine(frame) and (node := private.current_node()) is not None and here() is not None:
+        if not is_of_the_engine(frame) and (node := engine_state.current_node()) is not None and here() is not None:
             self._written(written, tensor, key, frame, node)
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
@@ -138,8 +138,8 @@ class Gradients:
             Write(
                 written.op,
                 site_of(place_of(frame)),
-                via="operator" if private.version_of(tensor) == private.version_of(given) else "data",
-                version_before=private.version_of(tensor),
+                via="operator" if tensor_state.version_of(tensor) == tensor_state.version_of(given) else "data",
+                version_before=tensor_state.version_of(tensor),
                 in_forward=False,
             ),
             by,
@@ -203,10 +203,10 @@ def _keys(args: tuple[object, ...]) -> list[int]:
     gets them in a list."""
     given = [one for argument in args for one in (argument if isinstance(argument, list) else (argument,))]
     tensors = [one for one in given if isinstance(one, torch.Tensor)]
-    shared = [one for one in tensors if private.use_count(one) > 1 or not private.is_only_holder(one)]
-    keys = {private.storage_key(one) for one in shared}
+    shared = [one for one in tensors if tensor_state.use_count(one) > 1 or not storages.is_only_holder(one)]
+    keys = {storages.storage_key(one) for one in shared}
     return [key for key in keys if key is not None]
 
 
 def _is_on(tensor: torch.Tensor, key: int) -> bool:
-    return private.storage_key(tensor) == key
+    return storages.storage_key(tensor) == key

@@ -17,7 +17,7 @@ from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, storages
 
 _MOST = 64
 
@@ -32,7 +32,7 @@ class _Hooked:
     described: Callable[[], Tensor]
     place: Place | None
     key: int
-    storage: private.StorageRef
+    storage: storages.StorageRef
     """Tells whether the memory of `key` is still there."""
     node: int
     behind: int
@@ -72,14 +72,14 @@ class HookedViews:
 
     def registered(self, tensor: torch.Tensor, place: Place | None) -> None:
         """Record a hook on a view. Reading the node of a view is safe here: PyTorch itself has just read it."""
-        key = private.storage_key(tensor)
+        key = storages.storage_key(tensor)
         if key is None or not tensor._is_view() or tensor.grad_fn is None or not tensor.grad_fn.next_functions:
             return
         behind = tensor.grad_fn.next_functions[0][0]
         if behind is not None and len(self._hooked) < _MOST:
             about, number = clobbers.later_of(tensor), tensor.grad_fn._sequence_nr()
             self._context.attend(self._looking, [key])
-            storage = private.storage_ref(tensor)
+            storage = storages.storage_ref(tensor)
             self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:

@@ -17,7 +17,7 @@ from noclobber.observe.core.handles import Handle, compare, is_result, note_base
 from noclobber.observe.core.records import record
 from noclobber.observe.core.sites import caller
 from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, private, storages
 
 _ASSIGNED = Written("data=", (), True)
 _SWAPPED = Written("swap_tensors", (), True)
@@ -66,7 +66,7 @@ def arm_swaps(context: Context, way: Way) -> None:
 
 
 def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:
-    with private.plain():
+    with modes.plain():
         return _to_be_moved(context, tensor, value)
 
 
@@ -75,17 +75,17 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes. The save of an output keeps the old ones.
     """
-    key = private.storage_key(tensor) if context.thread.watched else None
+    key = storages.storage_key(tensor) if context.thread.watched else None
     if key is not None:
         for look in context.unseen:
             look(_ASSIGNED, tensor, key, sys._getframe(1))
     there = context.live.at(key) if key else []
     note_base(there, tensor)
     compare(context.contents, there)  # they share the version of writes to other memory from now on
-    elsewhere = private.storage_key(value) if isinstance(value, torch.Tensor) else None
+    elsewhere = storages.storage_key(value) if isinstance(value, torch.Tensor) else None
     if context.contents is not None and key is not None and elsewhere is not None:
-        context.contents.moves(key, private.storage(tensor))
-        context.contents.moves(elsewhere, private.storage(value))
+        context.contents.moves(key, storages.storage(tensor))
+        context.contents.moves(elsewhere, storages.storage(value))
     handles = [handle for handle in there if handle.tensor() is tensor]
     if handles and not tensor._is_view() and tensor.grad_fn is not None:
         producer = tensor.grad_fn
@@ -114,7 +114,7 @@ def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
 
     The tensor is about to get other memory by a swap. Saves of PyTorch keep the old memory, so they are left out.
     """
-    key = private.storage_key(tensor) if context.thread.watched else None
+    key = storages.storage_key(tensor) if context.thread.watched else None
     if key is None:
         return []
     live = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]

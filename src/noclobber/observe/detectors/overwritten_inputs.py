@@ -30,7 +30,7 @@ from noclobber.observe.core.sites import Place, place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, hook_stack, storages, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 _ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
@@ -46,7 +46,7 @@ _MOST_STACKS = 4096
 class _Held(NamedTuple):
     """A tensor that forward hooks held when it was overwritten for the first time, and how often they held it."""
 
-    tensor: private.Weak[torch.Tensor]
+    tensor: tensor_state.Weak[torch.Tensor]
     times: int
     write: Record
 
@@ -90,7 +90,7 @@ class AskedInputs:
 
     def arm(self, way: Way) -> None:
         """Look at writes while the program has forward hooks."""
-        self._looking, self._looks, self._misses = way.entry(self._look), False, private.program_hooks() != _known
+        self._looking, self._looks, self._misses = way.entry(self._look), False, hook_stack.program_hooks() != _known
         registered = way.entry(self._registered)
         for name in ("register_forward_hook", "register_forward_pre_hook"):
             way.patches.put(torch.nn.Module, name, _telling(vars(torch.nn.Module)[name], registered))
@@ -101,7 +101,7 @@ class AskedInputs:
 
     def _rest(self) -> None:
         global _known
-        _known = _known if self._misses else private.program_hooks()
+        _known = _known if self._misses else hook_stack.program_hooks()
 
     def _look_at_writes(self, looks: bool) -> None:
         if looks != self._looks:
@@ -124,7 +124,7 @@ class AskedInputs:
         if not known and not hooks:
             self._look_at_writes(False)
             return
-        self._until = private.next_node()
+        self._until = engine_state.next_node()
         if known:
             return
         where = key, geometry(tensor)
@@ -134,7 +134,7 @@ class AskedInputs:
         for one in dict.fromkeys(holding):
             if all(held.tensor() is not one for held in self._held):
                 noted = record(written, tensor, key, place_of(frame), self._context.thread)
-                self._held.append(_Held(private.Weak(one), sum(each is one for each in holding), noted))
+                self._held.append(_Held(tensor_state.Weak(one), sum(each is one for each in holding), noted))
 
     def write_to(self, tensor: object, inputs: Sequence[object]) -> Record | None:
         """Return the write after which a gradient with respect to a tensor is not what the program asks for.
@@ -148,7 +148,7 @@ class AskedInputs:
             # Hooks that hold it more often now have got the new value too: the program may mean that one.
             times = sum(one is tensor for one in tensors_held(self._forward_hooks()))
             return held.write if times <= held.times or sum(one is tensor for one in inputs) > 1 else None
-        number, key = tensor.grad_fn._sequence_nr(), private.storage_key(tensor)
+        number, key = tensor.grad_fn._sequence_nr(), storages.storage_key(tensor)
         if number <= self._until:
             return None  # a forward hook may have got it after the write
         if not tensor.grad_fn.name().startswith(_NODES):
@@ -191,7 +191,7 @@ def _of_all_modules() -> list[object]:
 
 def _lies_in(tensor: torch.Tensor, key: int, where: Geometry) -> bool:
     """Return True if a write to this memory changes bytes of a tensor."""
-    return private.storage_key(tensor) == key and touch(where, geometry(tensor))
+    return storages.storage_key(tensor) == key and touch(where, geometry(tensor))
 
 
 def _stack(frame: FrameType | None) -> int:

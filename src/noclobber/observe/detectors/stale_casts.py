@@ -25,7 +25,7 @@ from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, hook_stack, modes, storages, tensor_state
 from noclobber.observe.witness.digests import all_known
 
 _MOST = 4096
@@ -38,8 +38,8 @@ class _Changed(NamedTuple):
     """A write to the memory of a leaf. `leaf` is None while it is not known: the write went through `.data`."""
 
     noted: Record
-    leaf: private.Weak[torch.Tensor] | None
-    storage: private.StorageRef
+    leaf: tensor_state.Weak[torch.Tensor] | None
+    storage: storages.StorageRef
     """Tells whether the memory is still there: another leaf may get its address."""
 
 
@@ -47,7 +47,7 @@ class _Stale(NamedTuple):
     """A cast that autocast kept while the leaf changed. Nodes from `noted.node` on used it too late."""
 
     noted: Record
-    leaf: private.Weak[torch.Tensor]
+    leaf: tensor_state.Weak[torch.Tensor]
     dtype: torch.dtype
     place: Place | None
     """Where autocast made the cast."""
@@ -57,7 +57,7 @@ def arm(context: Context, way: Way) -> None:
     """Follow the weights that change inside of an autocast region, until the recorder disarms."""
     casts = StaleCasts(context)
     stepping = way.entry(casts.stepping)
-    way.at_end(private.hook(register_optimizer_step_pre_hook, stepping).remove)
+    way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, stepping).remove)
     look = way.entry(casts.written)
     context.unseen.append(look)
     way.at_end(lambda: context.unseen.remove(look))
@@ -89,7 +89,7 @@ class StaleCasts:
         kind, place = type(optimizer).__name__, place_of(sys._getframe(1))
         written, step = optimizer_steps.written_by(kind), optimizer_steps.step_of(kind, place)
         for parameter in optimizer_steps.parameters(optimizer):
-            if (key := private.storage_key(parameter)) is not None:
+            if (key := storages.storage_key(parameter)) is not None:
                 noted = record(written, parameter, key, place, self._context.thread)
                 self._note(noted._replace(step=step), parameter)
 
@@ -100,16 +100,16 @@ class StaleCasts:
             self._note(record(written, tensor, key, place_of(frame), thread), tensor)
 
     def _note(self, noted: Record, tensor: torch.Tensor) -> None:
-        known, leaf = self._changed.get(noted.key), private.Weak(tensor) if _is_cached(tensor) else None
+        known, leaf = self._changed.get(noted.key), tensor_state.Weak(tensor) if _is_cached(tensor) else None
         if known is not None and (known.leaf is None or _is_older(_cast_of(known.leaf()), known.noted)):
             return
         if len(self._changed) < _MOST:
-            self._changed[noted.key] = _Changed(noted, leaf, private.storage_ref(tensor))
+            self._changed[noted.key] = _Changed(noted, leaf, storages.storage_ref(tensor))
 
     def clearing(self) -> None:
         """Look once more at what the region has kept, before autocast drops it."""
         if self._changed:
-            newest = private.next_node()
+            newest = engine_state.next_node()
             if any(newest > changed.noted.node for changed in self._changed.values()):
                 self._find()
             self._changed.clear()
@@ -131,8 +131,8 @@ class StaleCasts:
         unknown = {key for key, one in self._changed.items() if one.leaf is None and not one.storage.expired()}
         for node in nodes if unknown else ():
             leaf = getattr(node, "variable", None)
-            if leaf is not None and (key := private.storage_key(leaf)) in unknown and _is_cached(leaf):
-                self._changed[key] = self._changed[key]._replace(leaf=private.Weak(leaf))
+            if leaf is not None and (key := storages.storage_key(leaf)) in unknown and _is_cached(leaf):
+                self._changed[key] = self._changed[key]._replace(leaf=tensor_state.Weak(leaf))
 
     def _find(self) -> None:
         """Find the changed leaves of which autocast holds an older cast with other values."""
@@ -144,7 +144,7 @@ class StaleCasts:
                 if known is not None:
                     del self._changed[key]  # autocast has no cast of it, or one of its new values
                 continue
-            with private.aside():
+            with modes.aside():
                 differs = (leaf.detach().to(cast.dtype) != cast.detach()).any()
             found.append((cast.grad_fn._sequence_nr(), _Stale(noted, known, cast.dtype, None), differs))
         for (number, stale, _), differs in zip(found, all_known([one[2] for one in found]), strict=True):
@@ -209,7 +209,7 @@ def _cast_of(leaf: torch.Tensor | None) -> Any:
     """
     if leaf is None or not _is_cached(leaf):
         return None
-    with private.aside(), _caching(leaf.device.type):
+    with modes.aside(), _caching(leaf.device.type):
         try:
             with _First():  # type: ignore[no-untyped-call]
                 torch.mm(leaf, leaf)

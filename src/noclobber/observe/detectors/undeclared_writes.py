@@ -26,7 +26,7 @@ from noclobber.observe.core.records import Backward, record
 from noclobber.observe.core.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe.clobbers import later_of
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, modes, storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, change
@@ -62,7 +62,7 @@ class Input:
 
     def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
         self.tensor, self.made = tensor, made
-        self.version, self.key = tensor._version, private.storage_key(tensor)
+        self.version, self.key = tensor._version, storages.storage_key(tensor)
         # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
         self.digest = fingerprint(tensor) if contents and tensor.is_cpu else None
         self.writes: list[_Wrote] = []
@@ -77,15 +77,15 @@ class Beside(Input):
         super().__init__(tensor, made, contents=True)
         self.old: torch.Tensor | None = None
         if tensor.numel() * tensor.itemsize <= LARGEST:
-            with private.aside():
+            with modes.aside():
                 self.old = tensor.detach().clone()
 
 
 class _Result(NamedTuple):
     """A tensor in the graph that a call returned on memory that it was given."""
 
-    tensor: private.Weak[torch.Tensor]
-    storage: private.StorageRef
+    tensor: tensor_state.Weak[torch.Tensor]
+    storage: storages.StorageRef
     key: int
     made: Made
 
@@ -158,7 +158,7 @@ class Writers:
         found = []
         for result in list(self._results):
             tensor = result.tensor()
-            if tensor is None or result.storage.expired() or private.storage_key(tensor) != result.key:
+            if tensor is None or result.storage.expired() or storages.storage_key(tensor) != result.key:
                 self._results.remove(result)
             elif result.key in keys:
                 found.append(Beside(tensor, result.made))
@@ -169,9 +169,9 @@ class Writers:
         if not (keys := _given(args)):
             return
         for tensor in _tensors(result):
-            key = private.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
+            key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
             if key is not None and key in keys and (made_by := _made(tensor)) is not None:
-                self._results.append(_Result(private.Weak(tensor), private.storage_ref(tensor), key, made_by))
+                self._results.append(_Result(tensor_state.Weak(tensor), storages.storage_ref(tensor), key, made_by))
 
     def left(self, inputs: list[Input]) -> None:
         """Stop recording the writes to these inputs: their forward has returned or raised."""
@@ -185,7 +185,7 @@ class Writers:
         for argument in (argument for inputs in given for argument in inputs if argument.key == key):
             if argument.digest is None:
                 argument.digest = self._context.fingerprint(argument.tensor)
-            argument.writes.append(_Wrote(written.op, place_of(frame), private.version_of(tensor)))
+            argument.writes.append(_Wrote(written.op, place_of(frame), tensor_state.version_of(tensor)))
 
     def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], by: str) -> None:
         """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned."""
@@ -197,12 +197,12 @@ class Writers:
                 continue
             beside, changed = isinstance(argument, Beside), None
             if isinstance(argument, Beside) and argument.old is not None:
-                with private.aside():
+                with modes.aside():
                     changed = argument.tensor.detach() != argument.old
             place = place or caller()
             last, version = argument.writes[-1] if argument.writes else None, int(argument.tensor._version)
             event = partial(_undeclared, by, place, last, version, later_of(argument.tensor), beside)
-            self.overwritten.append(_Overwritten(argument.made, private.next_node(), event, changed))
+            self.overwritten.append(_Overwritten(argument.made, engine_state.next_node(), event, changed))
 
     def _changed(self, argument: Input) -> bool:
         """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
@@ -272,14 +272,14 @@ def _keys(inputs: list[Input]) -> list[int]:
 
 def _given(args: Iterable[object]) -> set[int | None]:
     """Return the memory of the arguments that are not in the graph: what a call is given to write its result to."""
-    return {private.storage_key(one) for one in args if isinstance(one, torch.Tensor) and not one.requires_grad}
+    return {storages.storage_key(one) for one in args if isinstance(one, torch.Tensor) and not one.requires_grad}
 
 
 def _sees(user: Any, changed: torch.Tensor | None) -> bool:
     """Return False if a node takes a part of a tensor in which nothing has changed."""
     if changed is None:
         return True
-    with private.aside():
+    with modes.aside():
         if user.name().startswith("SliceBackward"):
             part = slice(_signed(user._saved_start), _signed(user._saved_end), user._saved_step)
             changed = changed[(slice(None),) * user._saved_dim + (part,)]
@@ -332,7 +332,7 @@ class Operators:
             (key, span_of(tensor)): tensor
             for value in values
             for tensor in _tensors(value)
-            if (key := private.storage_key(tensor)) is not None and self._may_wait(op, tensor)
+            if (key := storages.storage_key(tensor)) is not None and self._may_wait(op, tensor)
         }
         was = {
             id(handle): (handle, fingerprint(handle.alias), int(handle.alias._version))

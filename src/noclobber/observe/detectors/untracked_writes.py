@@ -24,7 +24,7 @@ from noclobber.observe.core.records import Backward, Record, record
 from noclobber.observe.core.sites import place_of
 from noclobber.observe.core.written import Written
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, hook_stack, modes, storages, tensor_state
 from noclobber.observe.witness.digests import numbers
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Target(NamedTuple):
     """A tensor of the graph, without a reference to it: a weak one would make `swap_tensors` fail."""
 
     key: int
-    storage: private.StorageRef
+    storage: storages.StorageRef
     """Tells whether the memory of `key` is still there."""
     identity: int
     """Identifies a leaf while its memory is there; 0 for other tensors."""
@@ -70,9 +70,9 @@ class _Target(NamedTuple):
     def is_leaf(self, tensor: object) -> bool:
         """Return True if `tensor` is this leaf. PyTorch reuses both addresses of a dead leaf, but a new tensor at them
         has another storage."""
-        if not self.identity or not isinstance(tensor, torch.Tensor) or private.identity(tensor) != self.identity:
+        if not self.identity or not isinstance(tensor, torch.Tensor) or tensor_state.identity(tensor) != self.identity:
             return False
-        return self.is_on(private.storage_key(tensor))
+        return self.is_on(storages.storage_key(tensor))
 
     def is_on(self, key: int | None) -> bool:
         """Return True if the storage with this key is the tensor's memory."""
@@ -80,8 +80,8 @@ class _Target(NamedTuple):
 
     def moved_to(self, value: torch.Tensor) -> _Target | None:
         """Return the same tensor with the memory of `value`; None where `value` has no storage."""
-        key = private.storage_key(value)
-        return None if key is None else self._replace(key=key, storage=private.storage_ref(value))
+        key = storages.storage_key(value)
+        return None if key is None else self._replace(key=key, storage=storages.storage_ref(value))
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +119,7 @@ class _Unseen:
 
         Two NaNs are equal here.
         """
-        with private.aside():
+        with modes.aside():
             values = None if old is None else numbers(tensor)
             if values is None or old is None or values.shape != old.shape:
                 return True
@@ -128,7 +128,7 @@ class _Unseen:
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
         """Return True if an arriving gradient is not zero where elements changed."""
-        with private.aside():
+        with modes.aside():
             values, changed = numbers(gradient), self.changed
             if values is None:
                 return False
@@ -176,7 +176,7 @@ class UntrackedWrites:
 
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Record that the program reads `tensor.data`."""
-        with private.plain():
+        with modes.plain():
             if tensor.requires_grad and (target := _target(tensor)) is not None:
                 self._context.attend(self._look, (target.key,))
                 self.taken.append(_Taken(get_ident(), target, _is_used(tensor, target)))
@@ -226,7 +226,7 @@ class UntrackedWrites:
             return (self._into_leaf(written, tensor, target, key, frame, used=used), False) if how == "data" else None
         if written.op in _ADDING:
             return None
-        with private.aside():
+        with modes.aside():
             values = numbers(tensor)
             if values is None:
                 self._context.bus.not_seen("writes that autograd does not see, to tensors that show no numbers")
@@ -281,7 +281,7 @@ class UntrackedWrites:
             return
         source = clobbers.unnamed(value) if value.requires_grad else None
         unseen = _Unseen(noted, "assigned", target, clobbers.later_of(value), source)
-        with private.aside():
+        with modes.aside():
             values = numbers(tensor)
         small = values is not None and values.nbytes <= _LARGEST
         if unseen.has_changed(value, values if small else None):
@@ -325,7 +325,7 @@ class UntrackedWrites:
             if (reached := hooked.get((following, index))) is not None:
                 pass
             elif leaf is not None:
-                passed.add(private.identity(leaf))
+                passed.add(tensor_state.identity(leaf))
                 reached = next((unseen for unseen in leaves if unseen.target.is_leaf(leaf)), None)
             elif (output := (following._sequence_nr(), following.name(), index)) in outputs:
                 reached = inner.get((graph.metadata(following).get(_MARK), output))
@@ -337,7 +337,7 @@ class UntrackedWrites:
                 hooked[following, index] = reached
                 name = node.name() if node is not None else ""
                 look = self._reads(reached, index, leaf, name, backward, arrived, passed)
-                hooks.append(private.hook(following.register_prehook, self._way.entry(look)))
+                hooks.append(hook_stack.hook(following.register_prehook, self._way.entry(look)))
 
         def ended(result: object, error: BaseException | None) -> None:
             for hook in hooks:
@@ -419,12 +419,12 @@ def _target(tensor: torch.Tensor) -> _Target | None:
     The node of a view must not be read: reading `grad_fn` of a view can make a failing program pass (torch 2.13;
     tests/observe/test_never_wrong.py).
     """
-    key = private.storage_key(tensor)
+    key = storages.storage_key(tensor)
     if key is None or tensor._is_view():
         return None
-    producer, storage = tensor.grad_fn, private.storage_ref(tensor)
+    producer, storage = tensor.grad_fn, storages.storage_ref(tensor)
     if producer is None:
-        return _Target(key, storage, private.identity(tensor), (graph.UNNUMBERED, "", 0))
+        return _Target(key, storage, tensor_state.identity(tensor), (graph.UNNUMBERED, "", 0))
     output = (producer._sequence_nr(), producer.name(), tensor.output_nr)
     return _Target(key, storage, 0, output, graph.metadata(producer).setdefault(_MARK, object()))
 
@@ -447,7 +447,7 @@ def _is_used(tensor: torch.Tensor, target: _Target) -> bool:
     The AccumulateGrad node of a leaf holds it, and lives as long as a graph that leads to it (torch 2.13;
     tests/observe/detectors/test_untracked.py). Also True for a tensor that is no leaf.
     """
-    return not target.identity or private.use_count(tensor) > 1 or tensor.grad is not None
+    return not target.identity or tensor_state.use_count(tensor) > 1 or tensor.grad is not None
 
 
 def _leaves_behind(root: Node, leaf: _Target) -> tuple[_Target, ...] | None:

@@ -25,7 +25,16 @@ from noclobber.observe.core.reads import read_by
 from noclobber.observe.core.records import here, moment, reading
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, write_history
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import (
+    engine_state,
+    graph,
+    hook_stack,
+    modes,
+    private,
+    spare_key,
+    storages,
+    tensor_state,
+)
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.witness.digests import Digest, OnDevice, differs, fingerprint, same, stored_like
 from noclobber.observe.witness.layout import geometry
@@ -92,7 +101,7 @@ def arm(context: Context, way: Way) -> None:
     program pops them, noclobber's must not be popped in their place.
     """
     autograd = private.lookup("_C._autograd")
-    push, pop = private.push_hooks, private.pop_hooks
+    push, pop = hook_stack.push_hooks, hook_stack.pop_hooks
 
     def _push_saved_tensors_default_hooks(pack: Pack, unpack: Unpack) -> None:
         wrapped = way.guarded(lambda: _pushed(context, way, pack, unpack))
@@ -129,18 +138,18 @@ _wrapping: WeakKeyDictionary[Pack, tuple[Pack, Unpack]] = WeakKeyDictionary()
 def theirs(ask: Callable[[], tuple[Pack, Unpack] | None]) -> tuple[Pack, Unpack] | None:
     """Return what `ask` would return without noclobber's hooks. `ask` reads the pair on top of this thread's stack; it
     returns None if the stack is empty."""
-    ours = private.top_hooks(True)
+    ours = hook_stack.top_hooks(True)
     if save_hooks.are_ours(ours):
-        private.pop_hooks()
+        hook_stack.pop_hooks()
         try:
             return theirs(ask)
         finally:
-            private.push_hooks(*ours)
+            hook_stack.push_hooks(*ours)
     pair = ask()
     return _wrapping.get(pair[0], pair) if pair is not None and isinstance(pair[0], FunctionType) else pair
 
 
-def around(context: Context, pair: private.Pair) -> private.Pair:
+def around(context: Context, pair: hook_stack.Pair) -> hook_stack.Pair:
     """Return hooks of noclobber's that call a pair that the program pushed before this thread was watched."""
     context.python_in_backward = True
     return _wrapped(context, context.core, *_wrapping.get(pair[0], pair))
@@ -185,10 +194,10 @@ def _logged(context: Context) -> Callable[[], object] | None:
 
     Returns a function that undoes this; None if writes are logged already.
     """
-    if not context.by_key or not context.thread.watched or private.key_works():
+    if not context.by_key or not context.thread.watched or spare_key.key_works():
         return None
     stack = ExitStack()
-    stack.enter_context(private.logged())
+    stack.enter_context(spare_key.logged())
     return stack.close
 
 
@@ -209,24 +218,24 @@ def _spared(packed: UserSave, spare: Handle, tensor: torch.Tensor) -> torch.Tens
     old memory of a tensor that was given other memory. None where the tensor is right."""
     if spare.kept is not None:
         return spare.kept if geometry(tensor) == packed.where else None
-    moved = tensor is packed.tensor() and private.storage_key(tensor) != packed.key
+    moved = tensor is packed.tensor() and storages.storage_key(tensor) != packed.key
     return spare.alias if moved and same(packed.digest, fingerprint(spare.alias)) else None
 
 
 def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | None) -> UserSave | None:
     """Return the record of a save; None for a tensor that has no storage or no version."""
-    key = private.storage_key(tensor)
-    if key is None or private.version_of(tensor) is None:
+    key = storages.storage_key(tensor)
+    if key is None or tensor_state.version_of(tensor) is None:
         context.bus.not_seen("saves under the program's own saved-tensor hooks that have no storage or version")
         return None
     kept = UserSave(key, tensor, where=geometry(tensor))
-    kept.value, kept.place, kept.node = value, place, private.next_node() - 1
+    kept.value, kept.place, kept.node = value, place, engine_state.next_node() - 1
     kept.moment, kept.filled_last = moment(), False
     found = read_by(None, [value], states=False)
     tensors = [*found.given, *found.tensors]
     kept.in_sight, kept.spare = bool(tensors), None
     kept.packed = [packed for part in tensors if (packed := _packed(context, kept, tensor, part)) is not None]
-    kept.is_copy = bool(tensors) and all(private.storage_key(part) != key for part in tensors)
+    kept.is_copy = bool(tensors) and all(storages.storage_key(part) != key for part in tensors)
     if not kept.is_copy:
         context.memory.expect(kept)
         if context.contents is not None:
@@ -242,8 +251,8 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
 
 def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.Tensor) -> _Packed | None:
     """Return what is known of a tensor that the pack hook returned; None if it lies on the memory of the saved one."""
-    key = private.storage_key(part)
-    if key is None or key == kept.key or private.version_of(part) is None:
+    key = storages.storage_key(part)
+    if key is None or key == kept.key or tensor_state.version_of(part) is None:
         return None
     packed = _Packed(key, part, where=geometry(part))
     packed.original = None
@@ -304,7 +313,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
     A result with the bytes of the saved tensor is right, whatever the hooks did in between. Raises ClobberError where
     noclobber stops writes or preserves bytes.
     """
-    node, call = private.current_node(), here()
+    node, call = engine_state.current_node(), here()
     if not clobbers.is_read(kept, node):
         return
     found = []
@@ -314,7 +323,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
         later = isinstance(digest, OnDevice) and call is not None
         make_clobber = _clobber(context, kept, packed, tensor, node, tensor._version, held=not later)
         if later and call is not None:
-            with private.aside():
+            with modes.aside():
                 other = differs(digest, packed.digest) & differs(digest, packed.original)
             call.later.append(clobbers.Later(other, make_clobber))
             continue
@@ -337,9 +346,9 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
         if not kept.in_sight:
             context.bus.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
         return
-    node = private.current_node()
+    node = engine_state.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
-    current = max(kept.version, *(private.version_of(one) or 0 for one in (tensor, original) if one is not None))
+    current = max(kept.version, *(tensor_state.version_of(one) or 0 for one in (tensor, original) if one is not None))
     call = here()
     what = change(kept.digest, digest, moved=moved or current != kept.version, waits=call is None)
     if what is Change.LATER and call is not None:

@@ -174,7 +174,7 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     # A module of weights for cuDNN's kernels asks this, and a build without cuDNN warns (torch 2.13, nn.RNNBase).
     patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     # FSDP2 asks for its default mesh here (torch 2.13; tests/observe/fake/test_ranks.py).
-    patches.put(private.C, "_get_accelerator", lambda check=None: accelerator)
+    patches.put(torch._C, "_get_accelerator", lambda check=None: accelerator)
     between: dict[str, Any] = {
         "_scatter": lambda tensor, indices, sizes, dim, streams: tuple(
             part.to(place_of(at))
@@ -190,7 +190,7 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     for name in ("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"):  # `torch.accelerator.device_index`
         between[name] = exchange
     for name, answer in between.items():  # of DataParallel; a build without CUDA has none of them
-        patches.put(private.C, name, answer)
+        patches.put(torch._C, name, answer)
     patches.put(torch.nn.DataParallel, "parallel_apply", in_turn)
     patches.put(private.lookup("nn.parallel._functions"), "_get_stream", Stream)
     if hasattr(module, "nvtx"):

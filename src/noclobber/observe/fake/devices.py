@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from noclobber.model.fake import Gpu
 from noclobber.observe.fake import values
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages
 from noclobber.observe.torch_api.fake_tensors import DEVICE, FakeTensor
 from noclobber.observe.torch_api.patches import Patches
 
@@ -181,7 +181,7 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
                 "copy the tensor to host memory first."
             )
         if (known := values.known(self)) is not None:
-            with private.aside():
+            with modes.aside():
                 return known.numpy()
         asked.note("numpy")
         kind = np.dtype(str(self.dtype).partition(".")[2])  # bfloat16 has none: TypeError, as without noclobber
@@ -192,7 +192,7 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
 
     def tolist(self: FakeTensor) -> Any:
         if (known := values.known(self)) is not None:
-            with private.aside():
+            with modes.aside():
                 return known.tolist()
         asked.note("tolist")
         made: Any = values.guess(self)
@@ -210,7 +210,7 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
         # is any memory to copy (torch 2.13, Tensor.__deepcopy__).
         if sys._getframe(1).f_code is _DEEPCOPY:
             return 0
-        begin: int = private.storage(self)._cdata
+        begin: int = storages.storage(self)._cdata
         return begin + int(self.storage_offset()) * self.itemsize
 
     def storage_ptr(self: torch.UntypedStorage) -> int:

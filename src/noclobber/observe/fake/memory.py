@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.torch_api.fake_tensors import FakeTensor
 
 KINDS = ("parameters", "gradients", "optimizer state", "activations")
@@ -47,7 +47,7 @@ class Memory:
         """Count the storage of a tensor, if it is new."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return
-        storage = private.storage(tensor)
+        storage = storages.storage(tensor)
         key = storage._cdata
         known = self._live.get(key)
         size = storage.nbytes()
@@ -84,7 +84,7 @@ class Memory:
         for tensor in tensors:
             if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
                 continue
-            if (one := self._live.get(private.storage(tensor)._cdata)) is not None:
+            if (one := self._live.get(storages.storage(tensor)._cdata)) is not None:
                 one.kind = kind
 
     def peaks(self) -> dict[torch.device, dict[str, int]]:
@@ -92,9 +92,9 @@ class Memory:
         for device in list(self._rising):
             self._write_down(device)
         found: dict[torch.device, dict[str, int]] = {}
-        for device, storages in self._peaks.items():
+        for device, at_peak in self._peaks.items():
             sums = dict.fromkeys(KINDS, 0)
-            for one in storages:
+            for one in at_peak:
                 sums[one.kind] += one.bytes
             found[device] = sums
         return found

@@ -15,7 +15,7 @@ from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import registry, storages, tensor_state
 from noclobber.observe.torch_api.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self.devices = devices
         self.stopped: list[str] = []
         """The operators that could not run without values, in words, with the line."""
-        self._met: dict[int, tuple[private.Weak[torch.Tensor], int | None]] = {}
+        self._met: dict[int, tuple[tensor_state.Weak[torch.Tensor], int | None]] = {}
         """The real tensors that were computed with, and their versions: parameters that were there before."""
         self._memory, self._way = memory, way
         self._is_program = is_program
@@ -63,7 +63,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         devices = self.devices
         if (device := options.get("device")) is not None:
             options["device"] = devices.lies_on(device)
-        if not private.is_operator(func):
+        if not registry.is_operator(func):
             return self._on_shapes(func, types, args, options)
         if self._is_program and not devices.inside and self._is_data(func, args, options):
             return func(*args, **options)
@@ -96,7 +96,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if met.requires_grad and met.is_leaf and isinstance(met.grad, FakeTensor):
                 met.grad = None
             if version is not None and met._version != version:
-                private.set_version(met, version)
+                tensor_state.set_version(met, version)
 
     def _lifted(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor for a tensor that was made of numbers in Python or numpy. Many numbers are a data set,
@@ -136,18 +136,18 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor of a real one. PyTorch would run some operators on real tensors as they are: those
         that take a number too, such as `mul_` (torch 2.13; tests/observe/fake/test_run.py)."""
-        if isinstance(tensor, FakeTensor) or type(tensor) not in private.PLAIN:
+        if isinstance(tensor, FakeTensor) or type(tensor) not in storages.PLAIN:
             return tensor
-        key = private.identity(tensor)
+        key = tensor_state.identity(tensor)
         if key not in self._met or self._met[key][0]() is None:  # autograd counts a write after it, so this is before
-            self._met[key] = (private.Weak(tensor), private.version_of(tensor))
+            self._met[key] = (tensor_state.Weak(tensor), tensor_state.version_of(tensor))
         return self.fake_tensor_converter.from_real_tensor(self, tensor)
 
     def _explain(self, func: Any, error: BaseException) -> None:
         """Say in a note which operator needs values, where, and what to do."""
         if self.devices.inside > 1 or getattr(error, "__notes__", None):
             return
-        name = func._schema.name if private.is_operator(func) else str(func)
+        name = func._schema.name if registry.is_operator(func) else str(func)
         site = site_of(caller())
         span = site.span() if site is not None else None
         where = f" at {span.path}:{span.line}" if span is not None else ""

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.fake.values import written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 from noclobber.observe.torch_api.fake_tensors import FakeTensor
 
 _ITSELF = (
@@ -41,7 +41,7 @@ def refuse_overlaps(func: Any, args: Sequence[Any], options: dict[str, Any]) -> 
 
 def _overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return True if two tensors without gaps share some memory, but not element by element."""
-    if private.storage(one)._cdata != private.storage(other)._cdata or not (one.numel() and other.numel()):
+    if storages.storage(one)._cdata != storages.storage(other)._cdata or not (one.numel() and other.numel()):
         return False
     if not (_is_dense(one) and _is_dense(other)):
         return False

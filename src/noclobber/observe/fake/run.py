@@ -21,7 +21,7 @@ from noclobber.observe.fake.mode import Mode
 from noclobber.observe.fake.outside import Outside
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
-from noclobber.observe.torch_api import fake_tensors, private
+from noclobber.observe.torch_api import fake_tensors, modes, required
 from noclobber.observe.torch_api.patches import Patches
 
 _OF_FAKES = f"torch{os.sep}_subclasses{os.sep}"
@@ -34,7 +34,7 @@ class FakeRun:
 
     def __init__(self, order: FakeOrder, failed: Callable[[Lost], None] = lambda lost: None) -> None:
         if not subscription.is_armed():  # else the names stand for noclobber's own functions by now
-            private.require()
+            required.look_up()
         fake_tensors.self_test()
         self._order = order
         self._asked = Asked()
@@ -102,7 +102,7 @@ class FakeRun:
     @contextlib.contextmanager
     def _away(self) -> Iterator[None]:
         """Run a block of the program on real tensors."""
-        with private.no_modes(), private.plain():
+        with modes.no_modes(), modes.plain():
             yield
 
     def checked(self) -> None:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from noclobber.model.fake import Enough
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.fake.memory import Memory
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack
 from noclobber.observe.torch_api.patches import Patches
 
 MOST_OFTEN = 10
@@ -39,7 +39,7 @@ class Steps:
             self._way.guarded(partial(self._learn, optimizer))
 
         patches.put(torch.optim.Optimizer, "__init__", __init__)
-        handle = private.hook(register_optimizer_step_post_hook, self._stepped)
+        handle = hook_stack.hook(register_optimizer_step_post_hook, self._stepped)
         return handle.remove
 
     def _learn(self, optimizer: torch.optim.Optimizer) -> None:

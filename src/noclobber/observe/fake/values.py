@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from noclobber.model.source import Site
 from noclobber.observe.core.sites import Place, caller, identity, site_of
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages
 from noclobber.observe.torch_api.fake_tensors import FakeTensor
 
 MOST = 2**20
@@ -31,7 +31,7 @@ class Known:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Known:
         """Return the values of a copy, whose memory is its own: copies of tensors get what tensors carry."""
-        with private.aside():
+        with modes.aside():
             return Known(self.tensor.clone(), [self.fate[0]])
 
 
@@ -108,7 +108,7 @@ def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], out
     real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, known, (tuple(args), dict(kwargs)))
     real_args, real_kwargs = pytree.tree_map(_on_cpu, (real_args, real_kwargs))
     try:
-        with private.aside():
+        with modes.aside():
             made = func(*real_args, **real_kwargs)
     except Exception:
         return False
@@ -119,9 +119,9 @@ def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], out
     for one in inputs:
         if isinstance(one, FakeTensor):
             held = vars(one)[_KNOWN]
-            fates[private.storage_key(held.tensor)] = held.fate
+            fates[storages.storage_key(held.tensor)] = held.fate
     for output, value in zip(outputs, values, strict=True):
-        know(output, value, fates.get(private.storage_key(value)))
+        know(output, value, fates.get(storages.storage_key(value)))
     return True
 
 

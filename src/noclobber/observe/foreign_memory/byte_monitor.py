@@ -13,7 +13,7 @@ import torch
 from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Record
 from noclobber.observe.core.sites import Place
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages
 from noclobber.observe.witness.digests import Digest, fingerprint
 from noclobber.observe.witness.layout import geometry, may_touch
 
@@ -66,7 +66,7 @@ class Stretch:
         """Return a live save that is still on this storage, the newest; None if none is left. An alias can be moved."""
         for reference in reversed(self.handles):
             handle = reference()
-            if handle is not None and private.storage_key(handle.alias) == self.key:
+            if handle is not None and storages.storage_key(handle.alias) == self.key:
                 return handle
             with contextlib.suppress(ValueError):  # another thread may have removed it
                 self.handles.remove(reference)
@@ -144,7 +144,7 @@ class ByteMonitor:
         self._rounds += 1
         if self._credit < self._least:
             return True
-        with private.plain():
+        with modes.plain():
             for name, stretch in self._watched.copy().items():
                 if stretch.cost <= self._credit and not self._compare(stretch, place):
                     self._watched.pop(name, None)
@@ -188,7 +188,7 @@ class ByteMonitor:
         self._earn()
         if stretch.cost > self._credit:
             return None
-        with private.plain():
+        with modes.plain():
             digest = self._spend(stretch, handle.alias)
         return digest if isinstance(digest, int) else None
 
@@ -217,7 +217,7 @@ class ByteMonitor:
 
 def _name(handle: Handle) -> Name:
     alias = handle.alias
-    return (private.address(alias), *geometry(alias)[1:])
+    return (storages.address(alias), *geometry(alias)[1:])
 
 
 def _marks(handle: Handle) -> tuple[int, Writes]:

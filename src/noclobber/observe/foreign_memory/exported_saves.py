@@ -22,7 +22,7 @@ from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.foreign_memory import exports, forked_children, line_tracer
 from noclobber.observe.foreign_memory.byte_monitor import ByteMonitor
 from noclobber.observe.foreign_memory.exports import Handout
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import compile_guard, modes, storages
 
 MOST_STORAGES = 4096
 """Storages whose handouts are remembered; the latest are kept."""
@@ -40,19 +40,19 @@ class ExportedSaves:
         self.monitor = ByteMonitor(self.is_out)
         self.lines = line_tracer.Lines(self._passed, self._failed)
         for callback in self.lines.callbacks():
-            private.never_compile(callback)  # torch 2.10 ends a fullgraph compilation at one, later ones skip it
+            compile_guard.never_compile(callback)  # torch 2.10 ends a fullgraph compilation at one, later ones skip it
         self.processes = forked_children.Processes()
         self.exports = exports.Exports(self.hand, way)
 
     def hand(self, tensor: torch.Tensor, by: str, frame: FrameType, held: Callable[[], bool]) -> None:
         """Record that the code of `frame` has just handed out a tensor's memory."""
-        with private.plain():
-            key = private.storage_key(tensor)
+        with modes.plain():
+            key = storages.storage_key(tensor)
             if key is None or not tensor.numel():
                 return
             for one in self._context.allocations:
                 one.handed(key)
-            storage = ref(private.storage(tensor), self._way.entry(partial(self._died, key)))
+            storage = ref(storages.storage(tensor), self._way.entry(partial(self._died, key)))
         kept = [one for one in self.handed.pop(key, ()) if one.storage() is not None]
         if len(kept) >= MOST_OF_ONE:
             kept = [one for one in kept if one.held()][1 - MOST_OF_ONE :]
@@ -66,7 +66,7 @@ class ExportedSaves:
 
     def saved(self, handle: Handle, _: torch.Tensor) -> None:
         """Watch a new save if its memory is handed out. Called only while any memory is."""
-        key = private.storage_key(handle.alias)
+        key = storages.storage_key(handle.alias)
         if key in self.handed and self.is_out(key):
             self._watch(handle, key, sys._getframe(1), fresh=True)
 
@@ -80,12 +80,12 @@ class ExportedSaves:
         Empty if the write that torch saw explains the change. If neither a line of this process nor another process is
         known, the one write covers the whole window from the save to the read.
         """
-        change, key = self.monitor.change(handle, self.lines.here()), private.storage_key(handle.alias)
+        change, key = self.monitor.change(handle, self.lines.here()), storages.storage_key(handle.alias)
         if explained and (change is None or change.seen):
             return ()
         if told := self.processes.told(key, tensor):
             return told
-        handout = self._blamed(key, private.storage(handle.alias))
+        handout = self._blamed(key, storages.storage(handle.alias))
         handed = Handed(handout.by, site_of(handout.place)) if handout is not None else None
         only_shared = handout is None or handout.by == exports.SHARED
         via: Via = "process" if only_shared and forked_children.is_shared(handle.alias) else "foreign"

@@ -16,7 +16,7 @@ import torch.utils.dlpack
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.sites import Place
-from noclobber.observe.torch_api import compile_guard, private
+from noclobber.observe.torch_api import compile_guard, modes, private, storages
 from noclobber.observe.torch_api.frames import frame_above, passed_over
 
 SHARED = "share_memory_"
@@ -131,7 +131,7 @@ def _giving(
         frame, by = frame_above(3), name
         while (relay := relays.get(frame.f_code)) is not None and frame.f_back is not None:
             frame, by = frame.f_back, relay
-        if type(tensor) in private.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
+        if type(tensor) in storages.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
             hand(tensor, by, frame, holding(tensor, given))
 
     gave_away = way.entry(gave)
@@ -142,7 +142,7 @@ def _giving(
         gave_away(tensor, given)
         return given
 
-    private.never_compile(passed_over(giving))
+    compile_guard.never_compile(passed_over(giving))
     return giving
 
 
@@ -152,7 +152,7 @@ def _taking(
     """Return a function that makes a tensor on foreign memory and reports it."""
 
     def took(tensor: torch.Tensor, source: object) -> None:
-        if type(tensor) in private.PLAIN and tensor is not source and not _is_own(tensor):
+        if type(tensor) in storages.PLAIN and tensor is not source and not _is_own(tensor):
             hand(tensor, name, frame_above(3), _owned(source))
 
     took_in = way.entry(took)
@@ -163,7 +163,7 @@ def _taking(
         took_in(tensor, args[0] if args else next(iter(kwargs.values()), None))
         return tensor
 
-    private.never_compile(passed_over(taking))
+    compile_guard.never_compile(passed_over(taking))
     return taking
 
 
@@ -183,8 +183,8 @@ def _relays() -> dict[CodeType, str]:
 def _is_own(tensor: torch.Tensor) -> bool:
     """Return True if torch allocated the tensor's memory, or if it has none: then no foreign code holds it."""
     try:
-        with private.plain():
-            return bool(private.storage(tensor).resizable())
+        with modes.plain():
+            return bool(storages.storage(tensor).resizable())
     except (RuntimeError, NotImplementedError):
         return True
 

@@ -22,7 +22,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.sites import Place, place_of, site_of
 from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import hook_stack, storages
 from noclobber.observe.witness.layout import geometry, region
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Processes:
         """Note a write of this process, if other processes may share the memory. Called in a child."""
         if self._file is None or len(self._said) >= MOST_WORDS or not is_shared(tensor):
             return
-        key, shown = private.storage_key(tensor), region(geometry(tensor))
+        key, shown = storages.storage_key(tensor), region(geometry(tensor))
         where = None if shown is None else (shown.offset, shown.shape, shown.strides, shown.itemsize)
         said = (key, written.op, where, place and place[:2])
         if key is not None and said not in self._said:
@@ -103,7 +103,7 @@ class Processes:
 def is_shared(tensor: torch.Tensor) -> bool:
     """Return True if other processes may map the tensor's memory."""
     try:
-        return tensor.is_cpu and bool(private.storage(tensor).is_shared())
+        return tensor.is_cpu and bool(storages.storage(tensor).is_shared())
     except (RuntimeError, NotImplementedError):
         return False
 
@@ -134,7 +134,7 @@ def _watch_child(context: Context, way: Way, processes: Processes, rest: Callabl
     rest()
     if kernel_functions.told() is not None:
         context.attend(way.entry(lambda written, tensor, _, frame: processes.tell(written, tensor, place_of(frame))))
-        private.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(processes)))
+        hook_stack.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(processes)))
 
 
 def _telling_of_steps(processes: Processes) -> Callable[[torch.optim.Optimizer, object, object], None]:

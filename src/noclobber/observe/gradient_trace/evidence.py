@@ -23,7 +23,16 @@ from noclobber.observe.core import handles
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
 from noclobber.observe.gradient_trace.local_numbers import dense
 from noclobber.observe.gradient_trace.older_weights import Fresh
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import (
+    engine_state,
+    graph,
+    hook_stack,
+    modes,
+    private,
+    required,
+    storages,
+    tensor_state,
+)
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.witness import digests
 from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
@@ -107,7 +116,7 @@ class Evidence:
         self._named: dict[str, tuple[Any, Geometry]] = {}
         """The memory of each leaf, by name. A weak reference to the leaf itself would make `swap_tensors` fail."""
         self._modules: dict[str, weakref.ref[torch.nn.Module]] = {}
-        self._bare: dict[str, private.StorageRef] = {}
+        self._bare: dict[str, storages.StorageRef] = {}
         """The memory of each variable that held a tensor at the last backward call, by name."""
         self._sketched: dict[str, Sketch | None] = {}
         """The last sketch of what the program keeps, by name."""
@@ -133,23 +142,23 @@ class Evidence:
         Gradients are recorded inside of what `watch` arms, and the end of a call is noticed outside of it. Nothing is
         taken off again: the process ends with the run.
         """
-        private.require()
+        required.look_up()
         self._wrap(self._recording)
-        private.hook(register_optimizer_step_pre_hook, self._stepping)
-        private.hook(register_optimizer_step_post_hook, self._stepped)
+        hook_stack.hook(register_optimizer_step_pre_hook, self._stepping)
+        hook_stack.hook(register_optimizer_step_post_hook, self._stepped)
         for register in (
             register_module_buffer_registration_hook,
             register_module_parameter_registration_hook,
             register_module_module_registration_hook,
         ):
-            private.hook(register, self._registered)
+            hook_stack.hook(register, self._registered)
         if self._fresh is not None:
             self._fresh.arm()
         watch()
         self._wrap(self._ending)
 
     def _wrap(self, wrap: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
-        self._patches.put(torch.autograd, "_engine_run_backward", wrap(private.engine()))
+        self._patches.put(torch.autograd, "_engine_run_backward", wrap(engine_state.engine()))
 
     def ended(self) -> None:
         """Record what the leaves and modules hold when the program has come to its own end."""
@@ -220,7 +229,7 @@ class Evidence:
         before, self._bare = self._bare, {}
         for name, tensor in bare.items():
             with suppress(RuntimeError, NotImplementedError):  # it has no storage
-                self._bare[name] = private.storage_ref(tensor)
+                self._bare[name] = storages.storage_ref(tensor)
         return {
             name: bare[name]
             for name, memory in self._bare.items()
@@ -232,14 +241,14 @@ class Evidence:
         transform, or a compiler traces it."""
         return (
             os.getpid() != self._process
-            or private.transforms_active()
+            or modes.transforms_active()
             or private.lookup("_guards.detect_fake_mode")(list(outputs)) is not None
         )
 
     def _transformed(self, given: Any) -> None:
         """Record the gradients that a transform of this process has taken."""
-        if os.getpid() == self._process and private.transforms_active():
-            taken = [private.unwrapped(one) for one in given or () if one is not None]
+        if os.getpid() == self._process and modes.transforms_active():
+            taken = [tensor_state.unwrapped(one) for one in given or () if one is not None]
             with private.lookup("_functorch.pyfunctorch.temporarily_clear_interpreter_stack")(), torch.no_grad():
                 self.events.append({"kind": "transform", "returned": list(map(_sketch_or_none, taken))})
 
@@ -279,9 +288,9 @@ class Evidence:
             call = _Call(t_outputs, roots, copied if whole else sketch, asked, measured=self.begun <= self._after + 1)
             kept = self._kept(call.found, call.named.values())
             self._named.update(
-                (name, (private.storage_ref(leaf), geometry(leaf)))
+                (name, (storages.storage_ref(leaf), geometry(leaf)))
                 for name, leaf in call.named.items()
-                if private.storage_key(leaf) is not None
+                if storages.storage_key(leaf) is not None
             )
             self._modules.update((name, weakref.ref(module)) for name, module in call.modules.items())
             if self._fresh is not None:
@@ -395,7 +404,7 @@ class _Call:
                 with torch.no_grad():
                     self._leaves.append((sketch(leaf), name, got))
                 measured_of = leaf if measured else None
-                self.hooks.append(private.hook(node.register_prehook, self._taker(got, measured_of)))
+                self.hooks.append(hook_stack.hook(node.register_prehook, self._taker(got, measured_of)))
         self._asked = asked if measured and leaves == set(map(id, asked)) else ()
 
     def _taker(self, got: list[Seen], leaf: torch.Tensor | None) -> Callable[[tuple[torch.Tensor | None, ...]], None]:
@@ -506,14 +515,14 @@ def saved_bytes(roots: list[Node]) -> int:
         storage.nbytes()
         for number, (storage, aliases) in kept.items()
         # Plus one: the Python object of the storage is a holder too.
-        if number not in had and private.storage_holders(number) <= len(aliases) + 1
+        if number not in had and storages.storage_holders(number) <= len(aliases) + 1
     )
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor; None where it has none."""
     try:
-        storage: torch.UntypedStorage = private.storage(tensor)
+        storage: torch.UntypedStorage = storages.storage(tensor)
         return storage
     except (RuntimeError, NotImplementedError):
         return None

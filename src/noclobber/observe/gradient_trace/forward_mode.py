@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.gradient_trace.local_numbers import dense, parts
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, private, storages
 from noclobber.observe.torch_api.patches import Patches
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -79,7 +79,7 @@ class ForwardMode(TorchFunctionMode):
 
     def _answer(self) -> bool:
         """Return what `torch.is_grad_enabled` must tell the program. Inside PyTorch's own functions it is False."""
-        if private.transforms_active():
+        if modes.transforms_active():
             return self._is_on()
         return not self._inside and self._is_recording()
 
@@ -102,7 +102,7 @@ class ForwardMode(TorchFunctionMode):
         Inside a transform of torch.func reverse mode stays on: the gradient is then a value that the program computes
         with (torch 2.13; tests/observe/gradient_trace/test_tangents.py).
         """
-        if private.transforms_active():
+        if modes.transforms_active():
             return func(*args, **kwargs)
         if func is self._set_recording:
             self._recording = bool(args[0])
@@ -170,7 +170,7 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
 
 def is_on(tensor: torch.Tensor, written: torch.Tensor) -> bool:
     """Return True if a tensor is on the memory that is written. For `w[0] -= 1` Python assigns the result to `w[0]`."""
-    return private.storage_key(tensor) == private.storage_key(written)
+    return storages.storage_key(tensor) == storages.storage_key(written)
 
 
 def _is_of_leaf(tensor: torch.Tensor) -> bool:

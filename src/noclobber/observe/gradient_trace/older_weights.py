@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import engine_state, graph, hook_stack
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -31,12 +31,12 @@ class Fresh:
     def arm(self) -> None:
         """Listen to the steps of optimizers."""
         if self._since == "step":
-            private.hook(register_optimizer_step_post_hook, self._stepped)
+            hook_stack.hook(register_optimizer_step_post_hook, self._stepped)
 
     def backward_ended(self) -> None:
         """Note that a backward call has ended: all nodes until now are old."""
         if self._since == "backward":
-            self._bound = private.next_node()
+            self._bound = engine_state.next_node()
 
     def cut(self, roots: list[Node]) -> list[RemovableHandle]:
         """Register hooks that leave out the gradients along old edges. Returns them, to be removed after the call."""
@@ -47,7 +47,7 @@ class Fresh:
                 continue
             old = [index for index, (leaf, _) in enumerate(node.next_functions) if self._is_old(leaf, number)]
             if old:
-                hooks.append(private.hook(node.register_hook, _without(old)))
+                hooks.append(hook_stack.hook(node.register_hook, _without(old)))
         return hooks
 
     def _is_old(self, node: object, number: int) -> bool:
@@ -56,7 +56,7 @@ class Fresh:
         return leaf is not None and number < max(self._bound, self._bounds.get(id(leaf), 0))
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        now = private.next_node()
+        now = engine_state.next_node()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._bounds[id(parameter)] = now

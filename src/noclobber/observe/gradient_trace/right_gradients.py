@@ -16,14 +16,14 @@ from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.core.custom_backwards import natives
-from noclobber.observe.torch_api import graph, private
+from noclobber.observe.torch_api import graph, hook_stack, private, required
 from noclobber.observe.torch_api.patches import Patches
 
 
 def clone_saves() -> None:
     """Make autograd keep a clone of each tensor that it saves: the simplest way to right gradients."""
-    private.require()
-    private.push_hooks(torch.clone, _identity)
+    required.look_up()
+    hook_stack.push_hooks(torch.clone, _identity)
 
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:

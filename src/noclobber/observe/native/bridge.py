@@ -24,7 +24,7 @@ from noclobber.observe.core.records import Backward, Record
 from noclobber.observe.core.sites import Place
 from noclobber.observe.core.written import Written
 from noclobber.observe.native.load import NotNative, load
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, hook_stack, modes, spare_key, storages
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.witness import digests, layout
 from noclobber.observe.witness.digests import Digest, fingerprint, shown
@@ -54,12 +54,12 @@ class Bridge:
             has_rereads=self._guarded(partial(_is_alive, context.memory.rereads)),
             failed=self._guarded(partial(_failed, context)),
             make_call=partial(Backward, None, (), "backward", quiet=True),
-            program_has_hooks=private.program_has_hooks,
+            program_has_hooks=hook_stack.program_has_hooks,
             accumulated=context.memory.accumulated.append,
             context=context,
             thread=context.thread,
             watchers=context.calls.plain,
-            call_key=private.CALL,
+            call_key=engine_state.CALL,
         )
         """What the native part asks of Python, by name. It keeps what it has asked for, but for what is called instead
         of it (`around_steps`, `around_backward`)."""
@@ -116,7 +116,7 @@ class Bridge:
 
     def enter(
         self,
-        hooks: private.Pair | None,
+        hooks: hook_stack.Pair | None,
         handed: object,
         *,
         contents: bool,
@@ -165,16 +165,16 @@ class Bridge:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            private.unlogged(),
-            private.no_modes(),
-            private.plain(),
+            spare_key.unlogged(),
+            modes.no_modes(),
+            modes.plain(),
         ):
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
-            private.push_hooks(unexpected, unexpected)
+            hook_stack.push_hooks(unexpected, unexpected)
             try:
                 self.begin(watching=True, attentive=({}, {}))
                 self.enter((unexpected, unexpected), None, contents=False)
-                before, number = self.alive(), private.next_node()
+                before, number = self.alive(), engine_state.next_node()
                 y: Any = x.exp()
                 holds(self.alive() == before + 1, "a save is noted")
                 holds(y.grad_fn._saved_result.equal(y) and self.alive() == before + 1, "a save is read")
@@ -186,19 +186,19 @@ class Bridge:
                 holds(self.alive() == 1, "a second save is noted")
                 del y
                 holds(self.alive() == 0, "a save is released")
-                private.set_key(True)
+                spare_key.set_key(True)
                 y = (x * 1).add_(1)
-                private.set_key(False)
+                spare_key.set_key(False)
                 (noted,) = self.records()
                 holds((noted.written.op, noted.version) == ("aten::add_", 0), "a write is noted")
-                holds(noted.key == private.storage_key(y), "a write is noted for its storage")
+                holds(noted.key == storages.storage_key(y), "a write is noted for its storage")
                 holds(noted.geometry == layout.geometry(y), "a write is noted with its geometry")
                 holds(self.place_here() == sites.place_of(sys._getframe()), "lines are found")
                 for tensor in (x.detach(), x.detach().t(), x.detach()[:, :1]):
                     holds(self._native.fingerprint(tensor) == fingerprint(tensor), "fingerprints are equal")
             finally:
-                private.set_key(False)
-                private.pop_hooks()
+                spare_key.set_key(False)
+                hook_stack.pop_hooks()
                 self.leave()
                 self.end()
 

@@ -11,7 +11,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle, Needed, Suspect, compare
 from noclobber.observe.core.records import Record
 from noclobber.observe.core.sites import site_of
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages
 from noclobber.observe.witness.digests import fingerprint, same
 from noclobber.observe.witness.layout import geometry, touch
 
@@ -31,7 +31,7 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
         suspect, alias = handle.suspect, handle.alias
         if suspect is None:
             continue
-        if suspect.kept is not None and private.storage_key(alias) != noted.key:
+        if suspect.kept is not None and storages.storage_key(alias) != noted.key:
             continue
         if isinstance(handle, Needed) and _is_unread(handle, noted):
             continue
@@ -40,7 +40,7 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
             suspect.spared = True
             compare(context.contents, [handle])
             continue
-        with private.aside():
+        with modes.aside():
             if handle.digest is not None and not same(handle.digest, fingerprint(alias)):
                 continue
             kept = found(copies, alias)
@@ -51,7 +51,7 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
                 if kept is None:
                     continue
                 copies.append((alias, kept))
-                _tell(context, noted, handle, private.storage(kept).nbytes())
+                _tell(context, noted, handle, storages.storage(kept).nbytes())
             if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
                 handle.digest = fingerprint(kept)  # a fingerprint depends on the order of the bytes
         give(context, handle, suspect, kept)
@@ -78,7 +78,7 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 def saved(context: Context, handle: Handle, tensor: torch.Tensor) -> None:
     """Copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
     if tensor.layout in _SPARSE and handle.suspect is None:
-        with private.aside():
+        with modes.aside():
             kept = handle.alias.clone()
         handle.suspected().kept = kept
 

@@ -17,7 +17,7 @@ from noclobber.observe.core.sites import Place, caller, site_of
 from noclobber.observe.core.written import Written, tensors
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.preserve.copy_before_write import Copies
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, modes, storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import geometry, span_of, touch
 
@@ -33,16 +33,16 @@ def before(
     beside = [one for one in _beside(written, args, kwargs) if any(_share(one, other) for other in writes)]
     if not beside:
         return None
-    with private.aside():
+    with modes.aside():
         made = [(one.detach(), copy_before_write.copy(context, one.detach())) for one in beside]
     copies = [(alias, kept) for alias, kept in made if kept is not None]
     if len(copies) < len(made):
         return None
-    versions, node, place = [private.version_of(one) for one in beside], private.next_node(), caller(1)
+    versions, node, place = [tensor_state.version_of(one) for one in beside], engine_state.next_node(), caller(1)
 
     def after() -> None:
         for (alias, kept), version in zip(copies, versions, strict=True):
-            for handle in context.live.at(private.storage_key(alias) or 0, span_of(alias)):
+            for handle in context.live.at(storages.storage_key(alias) or 0, span_of(alias)):
                 is_made = handle.suspect is None and handle.version == version and handle.node >= node
                 if is_made and not isinstance(handle, Needed):
                     _keep(context, handle, [(alias, kept)], written.op, place)
@@ -62,8 +62,8 @@ def _beside(written: Written, args: tuple[object, ...], kwargs: dict[str, object
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    key = private.storage_key(one)
-    return key is not None and key == private.storage_key(other) and touch(geometry(one), geometry(other))
+    key = storages.storage_key(one)
+    return key is not None and key == storages.storage_key(other) and touch(geometry(one), geometry(other))
 
 
 def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Place | None) -> None:
@@ -73,7 +73,7 @@ def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Plac
     handle.suspect = suspect = Suspect()
     copy_before_write.give(context, handle, suspect, kept)
     if handle.digest is not None:
-        with private.aside():
+        with modes.aside():
             handle.digest = fingerprint(kept)
-    size = private.storage(kept).nbytes()
+    size = storages.storage(kept).nbytes()
     context.bus.keep(Kept(site_of(place), op, site_of(handle.place), size, 1))

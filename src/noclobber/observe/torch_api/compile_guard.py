@@ -10,8 +10,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import MethodDescriptorType, ModuleType
-from typing import Any
+from types import FunctionType, MethodDescriptorType, ModuleType
+from typing import Any, cast
 
 import torch
 
@@ -55,7 +55,7 @@ class Regions:
             return before
 
         # The functions that it calls may be looked at: skipping them would set the callback again at its end.
-        private.never_compile(set_eval_frame, nor_its_calls=False)
+        never_compile(set_eval_frame, nor_its_calls=False)
         self._ours = set_eval_frame
         _replace(native, set_eval_frame)
 
@@ -172,3 +172,15 @@ def _replace(old: object, new: object) -> None:
         names = vars(sys.modules.get(name, object))
         for key in [key for key, value in names.items() if value is old]:
             setattr(sys.modules[name], key, new)
+
+
+_eval_frame = cast(ModuleType, private.not_yet)
+NAMES = {"_eval_frame": "_C._dynamo.eval_frame"}
+"""What the name here is called in PyTorch."""
+
+
+def never_compile(function: Callable[..., object], *, nor_its_calls: bool = True) -> None:
+    """Make torch.compile run a Python function as it is. With `nor_its_calls` the same holds for what it calls."""
+    skip, usual = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
+    strategy = _eval_frame._FrameExecStrategy(skip, skip if nor_its_calls else usual)
+    _eval_frame.set_code_exec_strategy(cast(FunctionType, function).__code__, strategy)

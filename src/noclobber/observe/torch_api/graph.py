@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import registry
 
 if TYPE_CHECKING:
     from torch._C import FunctionSchema
@@ -183,7 +183,7 @@ def _schemas(node: str) -> Iterator[FunctionSchema]:
 def _overloads() -> dict[str, list[tuple[str, str]]]:
     """Return all overloads of aten that are not in place, by the operator's name in lowercase without underscores."""
     overloads = dict[str, list[tuple[str, str]]]()
-    for name in private.operator_names():
+    for name in registry.operator_names():
         base, _, overload = name.removeprefix("aten::").partition(".")
         if name.startswith("aten::") and not base.endswith("_"):
             overloads.setdefault(base.replace("_", "").lower(), []).append((base, overload or "default"))
@@ -261,3 +261,8 @@ def _check(saved: Saved) -> tuple[int, int] | None:
         if match:
             return int(match[1]), int(match[2])
     return None
+
+
+def is_of_custom_function(node: Node) -> bool:
+    """Return True for a node that a Function of Python's made, which is the `ctx` of its forward."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)

@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch.nn.parameter import is_lazy
 
-from noclobber.observe.torch_api import before_2_12, private
+from noclobber.observe.torch_api import before_2_12, hook_stack, modes, tensor_state
 from noclobber.observe.torch_api.frames import passed_over
-from noclobber.observe.torch_api.private import aside, no_modes, unlogged
+from noclobber.observe.torch_api.modes import aside, no_modes
+from noclobber.observe.torch_api.spare_key import unlogged
 
 
 class Save(Protocol):
@@ -27,9 +28,9 @@ def make(tensor: torch.Tensor) -> Save:
     Its `unpack` gives the tensor at its place in the graph.
     """
     if before_2_12.is_used():
-        with unlogged(), no_modes(), private.plain():
+        with unlogged(), no_modes(), modes.plain():
             return before_2_12.SavedByNode(tensor)
-    made: Save = private.C._autograd._make_saved_tensor(tensor, is_output=False)
+    made: Save = torch._C._autograd._make_saved_tensor(tensor, is_output=False)
     return made
 
 
@@ -77,7 +78,7 @@ def said_of_a_view(*, several: bool) -> str:
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same type and shape with its own version counter."""
     try:
-        return private.take(tensor)
+        return tensor_state.take(tensor)
     except RuntimeError:  # a subclass that cannot be used without its mode (FunctionalTensor of torch 2.10 to 2.12)
         return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
 
@@ -98,11 +99,11 @@ def unpacked(save: Save) -> torch.Tensor:
 def without_hooks() -> Iterator[None]:
     """Let PyTorch keep what it saves as it is, whatever hooks this thread has."""
     taken = []
-    while (top := private.top_hooks(True)) is not None:
-        private.pop_hooks()
+    while (top := hook_stack.top_hooks(True)) is not None:
+        hook_stack.pop_hooks()
         taken.append(top)
     try:
         yield
     finally:
         for pair in reversed(taken):
-            private.push_hooks(*pair)
+            hook_stack.push_hooks(*pair)

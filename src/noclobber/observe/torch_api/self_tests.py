@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state, hook_stack, modes, private, spare_key
 
 
 def of_saves() -> None:
@@ -21,7 +21,7 @@ def of_saves() -> None:
 
     Nothing here runs the engine: with a GPU it starts threads, and a process that has them cannot train in a fork.
     """
-    if not private.transforms_active():  # inside torch.func hooks are forbidden; the next arming runs the test
+    if not modes.transforms_active():  # inside torch.func hooks are forbidden; the next arming runs the test
         _of_saves()
 
 
@@ -31,24 +31,24 @@ def _of_saves() -> None:
     packed = object()
 
     def pack(tensor: torch.Tensor) -> object:
-        seen.append((tensor.item(), private.next_node() - 1))
+        seen.append((tensor.item(), engine_state.next_node() - 1))
         return packed
 
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        private.unlogged(),
-        private.no_modes(),
-        private.plain(),
+        spare_key.unlogged(),
+        modes.no_modes(),
+        modes.plain(),
     ):
         x = torch.zeros((), device="cpu", requires_grad=True)
-        private.push_hooks(pack, lambda _: x)
+        hook_stack.push_hooks(pack, lambda _: x)
         try:
-            number = private.next_node()
+            number = engine_state.next_node()
             y: Any = x.exp()
             later: Any = x * 1
         finally:
-            private.pop_hooks()
+            hook_stack.pop_hooks()
         node = y.grad_fn
         _holds(seen == [(1.0, number)], "saved-tensor hooks come after the operator, in the node with the last number")
         _holds(node._sequence_nr() == number, "the next node of a thread gets the number that is foretold")

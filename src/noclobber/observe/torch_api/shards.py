@@ -6,7 +6,7 @@ import gc
 import sys
 from typing import Any
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import storages
 
 _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
@@ -18,6 +18,6 @@ def shard_of(key: int | None) -> int | None:
     """
     kind: Any = getattr(sys.modules.get(_MODULE), "FSDPParam", None)
     for one in gc.get_referrers(kind) if kind is not None else ():
-        if type(one) is kind and any(private.storage_key(there) == key for there in one.all_gather_outputs):
-            return private.storage_key(one.sharded_param)
+        if type(one) is kind and any(storages.storage_key(there) == key for there in one.all_gather_outputs):
+            return storages.storage_key(one.sharded_param)
     return None

@@ -10,7 +10,7 @@ import torch
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Aside, Handle, Needed, is_result
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import private, storages, tensor_state
 
 
 def arm(context: Context, way: Way) -> None:
@@ -20,10 +20,10 @@ def arm(context: Context, way: Way) -> None:
     to the saved tensor, and hold it less often than PyTorch's own saves do (torch 2.13;
     tests/observe/detectors/test_swapped.py).
     """
-    count = private.use_count
+    count = tensor_state.use_count
 
     def getweakrefs(thing: object) -> list[object]:
-        return [reference for reference in weakref.getweakrefs(thing) if not isinstance(reference, private.Weak)]
+        return [reference for reference in weakref.getweakrefs(thing) if not isinstance(reference, tensor_state.Weak)]
 
     def _use_count(tensor: torch.Tensor) -> int:
         more = way.guarded(lambda: _held_without_us(context, tensor) - _held_by_us(context, tensor))
@@ -41,7 +41,7 @@ def _held_without_us(context: Context, tensor: torch.Tensor) -> int:
     reading the node of a view can change a program. Saves of dead views of this tensor are not counted: PyTorch's saves
     would hold it, but noclobber cannot find them.
     """
-    if (key := private.storage_key(tensor)) is not None:
+    if (key := storages.storage_key(tensor)) is not None:
         context.live.at(key)  # every save has a handle then, also one that the native part has taken
     handles = (reference for reference in weakref.getweakrefs(tensor) if isinstance(reference, Handle))
     saves = [handle for handle in handles if not isinstance(handle, (Needed, Aside))]
@@ -53,7 +53,7 @@ def _held_without_us(context: Context, tensor: torch.Tensor) -> int:
 
 def _held_by_us(context: Context, tensor: torch.Tensor) -> int:
     """Return how many saves noclobber itself had PyTorch make of a tensor, where bytes are preserved."""
-    key = private.storage_key(tensor)
+    key = storages.storage_key(tensor)
     held = context.live.at(key) if key is not None and context.thread.watched else ()
     connected = (handle for handle in held if handle.follows and handle.connected is not None)
     return sum(handle.tensor() is tensor for handle in connected)

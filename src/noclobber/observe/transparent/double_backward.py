@@ -12,7 +12,7 @@ from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.records import Backward
-from noclobber.observe.torch_api import graph, native_saves, private
+from noclobber.observe.torch_api import engine_state, graph, hook_stack, native_saves, storages
 from noclobber.observe.witness.layout import geometry
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ def arm(context: Context, way: Way) -> None:
     """
 
     def begin(call: Backward) -> End | None:
-        if not call.create_graph or not save_hooks.are_ours(hooks := private.top_hooks(True)):
+        if not call.create_graph or not save_hooks.are_ours(hooks := hook_stack.top_hooks(True)):
             return None
         instead = _saving_inputs(hooks, way)
-        private.pop_hooks()
-        private.push_hooks(*instead)
+        hook_stack.pop_hooks()
+        hook_stack.push_hooks(*instead)
 
         def ended(result: object, error: BaseException | None) -> None:
-            if private.top_hooks(True) == instead:
-                private.pop_hooks()
-                private.push_hooks(*hooks)
+            if hook_stack.top_hooks(True) == instead:
+                hook_stack.pop_hooks()
+                hook_stack.push_hooks(*hooks)
 
         return ended
 
@@ -49,7 +49,7 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
     pack, unpack = hooks
 
     def originals(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        inputs = list(_inputs_of(private.current_node()))
+        inputs = list(_inputs_of(engine_state.current_node()))
         return _original(tensor, inputs), _of_inference_mode(tensor, inputs)
 
     def pack_again(tensor: torch.Tensor) -> handles.Handle:
@@ -83,13 +83,13 @@ def _original(tensor: torch.Tensor, inputs: Iterable[handles.Handle]) -> torch.T
 def _of_inference_mode(tensor: torch.Tensor, inputs: Iterable[handles.Handle]) -> torch.Tensor | None:
     """Return the input on memory from inference mode that a tensor shares; None where there is none."""
     originals = (original for handle in inputs if (original := handle.tensor()) is not None)
-    key = private.storage_key(tensor)
-    return next((one for one in originals if one.is_inference() and private.storage_key(one) == key), None)
+    key = storages.storage_key(tensor)
+    return next((one for one in originals if one.is_inference() and storages.storage_key(one) == key), None)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         one.requires_grad == other.requires_grad
-        and private.storage_key(one) == private.storage_key(other)
+        and storages.storage_key(one) == storages.storage_key(other)
         and geometry(one) == geometry(other)
     )

@@ -17,7 +17,7 @@ import torch
 from noclobber.observe.core import write_kernels
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, private, registry, spare_key
 
 Result = TypeVar("Result")
 UNSEEN = "writes, as soon as dimensions of tensors have names"
@@ -59,7 +59,7 @@ def arm(context: Context, way: Way) -> None:
         way.patches.put(torch.Tensor, name, _after(named, getattr(torch.Tensor, name)))
     names = private.lookup("_C.TensorBase.names")
     way.patches.put(torch.Tensor, "names", property(names.__get__, _after(named, names.__set__), doc=names.__doc__))
-    if _may_be_there and private.has_key():
+    if _may_be_there and spare_key.has_key():
         _may_be_there = _are_there()
         if _may_be_there:
             pass_by()
@@ -81,10 +81,10 @@ def _pass_by(passing: list[Library]) -> None:
         warnings.simplefilter("ignore")
         for namespace, name in write_kernels.kernels:
             if namespace not in libraries:
-                libraries[namespace] = private.library(namespace)
+                libraries[namespace] = registry.library(namespace)
                 passing.append(libraries[namespace])
             nothing = torch.library.fallthrough_kernel
-            libraries[namespace].impl(name, nothing, private.KEY_NAME, allow_override=True)
+            libraries[namespace].impl(name, nothing, spare_key.KEY_NAME, allow_override=True)
 
 
 def _are_there() -> bool:
@@ -98,5 +98,5 @@ def _are_there() -> bool:
 def _has_names(thing: Any) -> bool:
     if not issubclass(type(thing), torch.Tensor):
         return False
-    with private.plain():
+    with modes.plain():
         return bool(thing.has_names())

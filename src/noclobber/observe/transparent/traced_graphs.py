@@ -9,7 +9,7 @@ import torch.jit
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import compile_guard, private, spare_key
 from noclobber.observe.torch_api.frames import passed_over
 
 WHILE_TRACING = "writes while `torch.jit.trace` records"
@@ -33,10 +33,10 @@ def arm(context: Context, way: Way) -> None:
 def _recording(native: Callable[..., object], context: Context, way: Way) -> Callable[..., object]:
     @functools.wraps(native)
     def recording(*args: object, **kwargs: object) -> object:
-        if private.key_is_set():  # else it is told already: `trace` of a module calls `trace_module`
+        if spare_key.key_is_set():  # else it is told already: `trace` of a module calls `trace_module`
             way.guarded(lambda: context.bus.not_seen(WHILE_TRACING))
-        with private.unlogged():
+        with spare_key.unlogged():
             return native(*args, **kwargs)
 
-    private.never_compile(passed_over(recording))
+    compile_guard.never_compile(passed_over(recording))
     return recording

@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import engine_state
 
 CRASHES = torch.__version__ >= "2.14"
 """True if such a node may end the process with a crash: on 2.15, and not on 2.13. 2.14 was not tried."""
@@ -28,4 +28,4 @@ def end_at_exit(context: Context) -> None:
 
 
 def _end(context: Context) -> None:
-    context.core.guarded(lambda: private.empty_queue() if context.live.any() else None)
+    context.core.guarded(lambda: engine_state.empty_queue() if context.live.any() else None)

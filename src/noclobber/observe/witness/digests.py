@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 import xxhash
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, private, spare_key, storages, tensor_state
 
 LARGE = 64 * 1024
 """From this size on, in bytes, a tensor that is saved several times is read only once."""
@@ -81,7 +81,7 @@ def same(one: Digest, other: Digest) -> bool:
 def differs(one: Digest, other: Digest) -> torch.Tensor | bool:
     """Return whether two fingerprints differ; on a device as a tensor that stays there, for `all_known`."""
     if isinstance(one, OnDevice) and isinstance(other, OnDevice):
-        with private.aside():
+        with modes.aside():
             return one.value != other.value
     return one != other
 
@@ -92,7 +92,7 @@ def all_known(answers: list[torch.Tensor | bool]) -> list[bool]:
     waiting = [(index, answer) for index, answer in enumerate(answers) if not isinstance(answer, bool)]
     for device in {answer.device for _, answer in waiting}:
         there = [(index, answer) for index, answer in waiting if answer.device == device]
-        with private.aside():
+        with modes.aside():
             values = torch.stack([answer for _, answer in there]).tolist()
         known |= zip((index for index, _ in there), values, strict=True)
     return [known[index] for index in range(len(answers))]
@@ -113,7 +113,7 @@ def differs_in_numbers(now: Digest, before: Digest) -> torch.Tensor | bool:
     """Return what `differs` does, but zeros of another sign do not count on a device."""
     if not isinstance(now, OnDevice) or not isinstance(before, OnDevice):
         return differs(now, before)
-    with private.aside():
+    with modes.aside():
         return now.unsigned != before.unsigned
 
 
@@ -123,10 +123,10 @@ def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
         return None
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_neg():
         return None
-    if not private.bytes_at(tensor) or not _has_all(tensor):
+    if not storages.bytes_at(tensor) or not _has_all(tensor):
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    with private.aside():
+    with modes.aside():
         span = tensor.detach().as_strided((last + 1,), (1,)).clone()
         return fingerprint(span.masked_fill_(span == 0, zero).as_strided(tensor.shape, tensor.stride(), 0))
 
@@ -140,7 +140,7 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
     if not _has_memory(type(tensor)):
         return None
     try:
-        address = private.bytes_at(tensor)
+        address = storages.bytes_at(tensor)
         if not address:
             return 0 if 0 in tensor.shape else None
         if not tensor.is_cpu:
@@ -161,7 +161,7 @@ def _has_all(tensor: torch.Tensor) -> bool:
         reach = tensor.numel()
     else:
         reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return private.storage(tensor).nbytes() >= (tensor.storage_offset() + reach) * tensor.itemsize
+    return storages.storage(tensor).nbytes() >= (tensor.storage_offset() + reach) * tensor.itemsize
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
@@ -170,11 +170,11 @@ def is_on_device(tensor: torch.Tensor) -> bool:
         return False
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return False  # what is computed would become part of the program's graph, and nobody may wait for it
-    return bool(private.bytes_at(tensor))
+    return bool(storages.bytes_at(tensor))
 
 
 def _on_device(tensor: torch.Tensor) -> Digest:
-    with private.aside():
+    with modes.aside():
         return OnDevice(*weighted(tensor))
 
 
@@ -190,7 +190,7 @@ _small: dict[int, Callable[[int], View]] = {}
 def shown(tensor: torch.Tensor) -> Shown | None:
     """Return what shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
-        if type(tensor) not in _real or not tensor.is_cpu or not (begin := private.bytes_at(tensor)):
+        if type(tensor) not in _real or not tensor.is_cpu or not (begin := storages.bytes_at(tensor)):
             return None
         size = tensor.nbytes
         if not tensor.is_contiguous():
@@ -241,7 +241,7 @@ def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
     Meta and fake tensors hold none, and the operators of other subclasses are the program's. A sparse tensor gives its
     values, a nested one its elements in one row. Call this inside `aside`; tests/observe/core/test_unreadable.py.
     """
-    tensor = private.unwrapped(tensor)
+    tensor = tensor_state.unwrapped(tensor)
     if not _has_memory(type(tensor)) or tensor.is_meta or _is_batched(tensor):
         return None
     if tensor.is_mkldnn:
@@ -271,7 +271,7 @@ def _has_memory(kind: type) -> bool:
 def _scattered(tensor: torch.Tensor) -> int:
     """Return the fingerprint of a tensor whose bytes lie in many pieces. It copies them."""
     state = xxhash.xxh3_64()
-    with private.aside():
+    with modes.aside():
         _feed(state, _in_order(tensor))
     return int(state.intdigest())
 
@@ -302,7 +302,7 @@ def _feed(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
     size = tensor.numel() * tensor.itemsize
     if size <= BLOCK:
         copy = tensor.contiguous()
-        state.update(_viewer(size)(private.address(copy)))
+        state.update(_viewer(size)(storages.address(copy)))
     else:
         rows = max(1, BLOCK * len(tensor) // size)
         parts = torch.split(tensor, rows) if len(tensor) > 1 else torch.unbind(tensor)
@@ -409,8 +409,8 @@ class Contents:
 
     def at_pack(self, alias: torch.Tensor) -> Digest:
         """Return the fingerprint of a save that autograd makes; None also where it needs none for now."""
-        if self.only_foreign and identity(alias) is not None and not private.storage(alias).is_shared():
-            key = private.storage_key(alias)
+        if self.only_foreign and identity(alias) is not None and not storages.storage(alias).is_shared():
+            key = storages.storage_key(alias)
             if key is not None and key not in self.moved and self._is_settled(key):
                 return None
         return self.at_save(alias)
@@ -434,13 +434,13 @@ class Contents:
         them, or the operator that saves them overwrites them too. The spare key is off while such an operator runs."""
         if key in self.handed:
             return False
-        return private.key_is_set() or (self.sees_all_writes and key not in self._overwritten)
+        return spare_key.key_is_set() or (self.sees_all_writes and key not in self._overwritten)
 
     def at_save(self, alias: torch.Tensor) -> Digest:
         """Return the fingerprint of a tensor that is being saved."""
         key = identity(alias)
         if key is not None:
-            storage = private.storage_key(alias) or 0
+            storage = storages.storage_key(alias) or 0
             key = (*key, self._overwritten.get(storage, 0)) if self._is_settled(storage) else None
         known = self._saved.get(key) if key is not None else None
         if known is not None and known[0]() is not None:
@@ -480,7 +480,7 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
     try:
         if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
             return None
-        if not private.storage(tensor).resizable() or not (begin := private.bytes_at(tensor)):
+        if not storages.storage(tensor).resizable() or not (begin := storages.bytes_at(tensor)):
             return None
         return (begin, tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
     except _UNREADABLE:

@@ -10,7 +10,7 @@ import torch
 
 from noclobber.model.live_saves import EVERYWHERE, Span, meet
 from noclobber.model.overlap import Region, overlap
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages
 
 if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -38,7 +38,7 @@ def geometry(tensor: torch.Tensor) -> Geometry:
 
 def _without_strides(tensor: torch.Tensor) -> Geometry:
     """Return the geometry of a tensor without strides; of a nested tensor without gaps, that of its elements."""
-    with private.plain():
+    with modes.plain():
         if tensor.is_nested and tensor.layout is torch.strided and tensor.is_contiguous():
             offset: Any = tensor.storage_offset()
             return (offset, (tensor.numel(),), (1,), tensor.dtype)
@@ -51,7 +51,7 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     (torch 2.13; tests/observe/core/test_nested.py, test_unreadable.py)
     """
     try:
-        with private.plain():
+        with modes.plain():
             sizes = tuple(_shape.__get__(tensor))
     except Exception:  # a subclass computes its sizes itself
         return ()
@@ -95,8 +95,8 @@ def span_of(tensor: torch.Tensor) -> Span:
 
 
 def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | None:
-    """Return a tensor of this geometry on a storage from `private.storage_ref`; None once its bytes are gone."""
-    memory: torch.UntypedStorage | None = private.storage_at(storage.cdata)
+    """Return a tensor of this geometry on a storage from `storages.storage_ref`; None once its bytes are gone."""
+    memory: torch.UntypedStorage | None = storages.storage_at(storage.cdata)
     where = region(geometry)
     if memory is None or (where is not None and where.end() > memory.nbytes()):  # `set_` would make the storage larger
         return None

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import modes, storages, tensor_state
 from noclobber.observe.witness.digests import Digest, OnDevice, fingerprint, same
 from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
 
 if TYPE_CHECKING:
-    from noclobber.observe.torch_api.private import StorageRef
+    from noclobber.observe.torch_api.storages import StorageRef
 
 MemoryOf = tuple[int, "StorageRef", int]
 """The key of a tensor's storage, a reference to the storage, and the tensor's version."""
@@ -59,8 +59,12 @@ class Witness:
         digest: Digest = None,
         where: Geometry | None = None,
     ) -> None:
-        _, self.storage, self.version = known or (key, private.storage_ref(tensor), private.version_of(tensor) or 0)
-        self.key, self.tensor = key, private.Weak(tensor)
+        _, self.storage, self.version = known or (
+            key,
+            storages.storage_ref(tensor),
+            tensor_state.version_of(tensor) or 0,
+        )
+        self.key, self.tensor = key, tensor_state.Weak(tensor)
         self.digest, self.where = digest, where
 
     @property
@@ -70,7 +74,7 @@ class Witness:
 
     def is_below(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor lies on this memory now."""
-        return not self.storage.expired() and private.storage_key(tensor) == self.key
+        return not self.storage.expired() and storages.storage_key(tensor) == self.key
 
     def still(self) -> torch.Tensor | None:
         """Return the tensor; None if it is gone, or shows other memory now."""
@@ -79,7 +83,7 @@ class Witness:
 
     def now(self) -> torch.Tensor | None:
         """Return a tensor on the same bytes; None where nobody holds them any more."""
-        with private.aside():
+        with modes.aside():
             return None if self.where is None else tensor_on(self.storage, self.where)
 
     def digest_now(self) -> Digest:

@@ -1,0 +1,29 @@
+"""The private names without which nothing can be watched. They are looked up when something is armed."""
+
+from __future__ import annotations
+
+from noclobber.observe.torch_api import (
+    compile_guard,
+    engine_state,
+    hook_stack,
+    modes,
+    private,
+    registry,
+    spare_key,
+    storages,
+    tensor_state,
+)
+
+MODULES = (compile_guard, engine_state, hook_stack, modes, registry, storages, tensor_state)
+"""The modules whose `NAMES` are private names of PyTorch."""
+
+
+def look_up() -> None:
+    """Look up all names.
+
+    Raises UnsupportedTorch, which names the release and the missing name.
+    """
+    for module in MODULES:
+        private.bind(vars(module), module.NAMES)
+    engine_state.engine()
+    spare_key.look_up()

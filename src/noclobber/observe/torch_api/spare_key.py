@@ -1,0 +1,120 @@
+"""The spare dispatch key: kernels on it see the operators that write. A release that lacks it has a mode instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from noclobber.observe.torch_api import private
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKey, DispatchKeySet
+
+C: ModuleType = torch._C
+
+
+KEY_NAME = "TESTING_ONLY_GenericMode"
+"""A dispatch key that PyTorch keeps for its tests. It sits above functorch and autograd, and nothing else uses it."""
+LOWER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
+"""The next key of that kind below it. Only the native part passes calls on to it."""
+# The spare key. Where a release lacks any of these, a TorchDispatchMode is used instead.
+KEY: DispatchKey | None = None
+include = cast("Callable[[DispatchKey | None, bool], None]", None)
+exclude = cast("Callable[[DispatchKey | None, bool], None]", None)
+"""Skips a key in this thread, even if it is included."""
+KEYS_BELOW = cast("DispatchKeySet", None)
+"""The keys below the spare key: a kernel on the spare key passes a call on to them."""
+below_versions: Callable[[], bool] = private.not_yet
+"""Returns True inside the kernel of an operator, below the key that counts versions: writes there move none.
+
+Only on the spare key: a TorchDispatchMode always runs below."""
+
+
+def has_key() -> bool:
+    """Return True if this release has the spare key. `write_kernels.key_answers` finds out whether the key works."""
+    return KEY is not None
+
+
+def set_key(on: bool) -> None:
+    """Send this thread's operators through the spare key, or stop doing so."""
+    include(KEY, on)
+
+
+def key_is_set() -> bool:
+    """Return True if this thread's operators go through the spare key."""
+    return bool(KEY is not None and C._dispatch_tls_is_dispatch_key_included(KEY))
+
+
+def key_works() -> bool:
+    """Return True if kernels see this thread's operators: the key is included and not excluded."""
+    return key_is_set() and not C._dispatch_tls_is_dispatch_key_excluded(KEY)
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """Let kernels see the operators of a block, even inside an operator that runs without kernels."""
+    was_set, was_excluded = key_is_set(), C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    include(KEY, True)
+    exclude(KEY, False)
+    try:
+        yield
+    finally:
+        include(KEY, was_set)
+        exclude(KEY, was_excluded)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep noclobber's own operators out of the write log."""
+    on = key_is_set()
+    if on:
+        set_key(False)
+    try:
+        yield
+    finally:
+        if on:
+            set_key(True)
+
+
+def let_through() -> None:
+    """Make the operators that take functions (`cond`, Functions under torch.func) skip the spare key.
+
+    They look up their kernels in Python and would find none for it (torch 2.13). Operators that are defined later copy
+    the list that is changed here.
+    """
+    ops = private.lookup("_ops")
+    passed_over = ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    if KEY not in passed_over:
+        passed_over.append(KEY)
+        for op in ops._higher_order_ops.values():
+            op.fallthrough(KEY)
+
+
+def counting() -> AbstractContextManager[None]:
+    """Let operators inside the block move version counters although they run below a dispatch mode.
+
+    gloo needs it: it gathers with a `copy_` that is counted.
+    """
+    guard: AbstractContextManager[None] = C._SetExcludeDispatchKeyGuard(C.DispatchKey.ADInplaceOrView, False)
+    return guard
+
+
+def look_up() -> None:
+    """Look up the key and what includes it; without the key `has_key` is False from then on."""
+    global KEY, include, exclude, KEYS_BELOW, below_versions
+    lookup = private.lookup
+    try:
+        KEY = lookup("_C._parse_dispatch_key")(KEY_NAME)
+        include = lookup("_C._dispatch_tls_set_dispatch_key_included")
+        exclude = lookup("_C._dispatch_tls_set_dispatch_key_excluded")
+        KEYS_BELOW = lookup("_C._dispatch_keyset_full_after")(KEY)
+        lookup("_C._dispatch_tls_is_dispatch_key_included")
+        counting = lookup("_C._parse_dispatch_key")("ADInplaceOrView")
+        below_versions = partial(lookup("_C._dispatch_tls_is_dispatch_key_excluded"), counting)
+    except RuntimeError:  # from `_parse_dispatch_key`: it knows no key of that name
+        KEY = None

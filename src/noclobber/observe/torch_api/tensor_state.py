@@ -1,0 +1,105 @@
+"""What PyTorch keeps of one tensor beside its bytes: data, identity, version, how a view was made."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import GetSetDescriptorType
+from typing import TypeVar, cast
+
+import torch
+
+from noclobber.observe.torch_api import private
+
+Thing = TypeVar("Thing")
+_data = cast(GetSetDescriptorType, private.not_yet)
+_cdata = cast(GetSetDescriptorType, private.not_yet)
+use_count: Callable[[torch.Tensor], int] = private.not_yet
+"""Returns how many holders a tensor has. All Python references together count as one."""
+_is_wrapped: Callable[[torch.Tensor], bool] = private.not_yet
+_unwrapped: Callable[[torch.Tensor], torch.Tensor] = private.not_yet
+NAMES = {
+    "_data": "_C.TensorBase.data",
+    "_cdata": "_C.TensorBase._cdata",
+    "use_count": "_C.TensorBase._use_count",
+    "_is_wrapped": "_C._functorch.is_functorch_wrapped_tensor",
+    "_unwrapped": "_C._functorch.get_unwrapped",
+}
+"""What each name here is called in PyTorch."""
+
+
+class Weak(weakref.ref[Thing]):
+    """A weak reference that noclobber makes to a tensor of the program. The program does not notice it
+    (transparent/checks_of_swaps.py)."""
+
+    __slots__ = ()
+
+
+def take(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what `tensor.data` gives."""
+    taken: torch.Tensor = _data.__get__(tensor)
+    return taken
+
+
+def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Do what `tensor.data = data` does."""
+    _data.__set__(tensor, data)
+
+
+def identity(tensor: torch.Tensor) -> int:
+    """Return a number that is unique to a tensor while the tensor lives, whatever Python object stands for it.
+
+    The number may be used again after the tensor died.
+    """
+    return int(_cdata.__get__(tensor))
+
+
+def is_view_of_function(tensor: torch.Tensor) -> bool:
+    """Return True if a custom Function returned this tensor as a view, which PyTorch marks as not to be written."""
+    return creation_of(tensor) == "IN_CUSTOM_FUNCTION"
+
+
+def creation_of(tensor: torch.Tensor) -> str:
+    """Return how a view was made, by autograd's name, "MULTI_OUTPUT_NODE"; empty for what autograd knows as no view."""
+    # Of a detach, which is a view without a base, PyTorch raises (torch 2.13).
+    return _CREATIONS[_creation(tensor).value] if _creation is not None and tensor._base is not None else ""
+
+
+_creation = getattr(torch._C._autograd, "_get_creation_meta", None)
+
+_CREATIONS: dict[int, str] = (
+    {} if _creation is None else {one.value: name for name, one in torch._C._autograd.CreationMeta.__members__.items()}
+)
+"""The names by value: asking a value for its name takes 2 microseconds (torch 2.13)."""
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor below the wrappers of torch.func."""
+    while _is_wrapped(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return the version counter; None for an inference tensor, which has none."""
+    try:
+        return int(tensor._version)
+    except RuntimeError:
+        return None
+
+
+def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors have the same version counter, which moves for a moment and is put back."""
+    before, of_other = version_of(one), version_of(other)
+    if before is None or before != of_other:
+        return False
+    set_version(one, before + 1)
+    try:
+        return version_of(other) != of_other
+    finally:
+        set_version(one, before)
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set the version counter of a tensor that has one, and so that of all its views."""
+    private.lookup("_C._autograd._unsafe_set_version_counter")([tensor], [version])
