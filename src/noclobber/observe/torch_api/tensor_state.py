@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from types import GetSetDescriptorType
+from types import GetSetDescriptorType, ModuleType
 from typing import TypeVar, cast
 
 import torch
 
 from noclobber.observe.torch_api import private
 
+C: ModuleType = torch._C
 Thing = TypeVar("Thing")
 _data = cast(GetSetDescriptorType, private.not_yet)
 _cdata = cast(GetSetDescriptorType, private.not_yet)
@@ -65,10 +66,10 @@ def creation_of(tensor: torch.Tensor) -> str:
     return _CREATIONS[_creation(tensor).value] if _creation is not None and tensor._base is not None else ""
 
 
-_creation = getattr(torch._C._autograd, "_get_creation_meta", None)
+_creation = getattr(C._autograd, "_get_creation_meta", None)
 
 _CREATIONS: dict[int, str] = (
-    {} if _creation is None else {one.value: name for name, one in torch._C._autograd.CreationMeta.__members__.items()}
+    {} if _creation is None else {one.value: name for name, one in C._autograd.CreationMeta.__members__.items()}
 )
 """The names by value: asking a value for its name takes 2 microseconds (torch 2.13)."""
 
