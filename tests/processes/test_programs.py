@@ -17,7 +17,7 @@ import pytest
 import noclobber as noclobber_package
 
 from .. import served
-from ..cli.running import ENVIRONMENT, RUN, call, noclobber, write
+from ..cli.running import ENVIRONMENT, RUN, call, fresh, noclobber, write
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="fork and signals")
 
@@ -61,7 +61,7 @@ STARTS = """
 def test_children_are_watched_however_they_start(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": STARTS})
     bare = call([sys.executable, "main.py"], tmp_path)
-    ended = noclobber(["run", "--format", "json", "-o", "report.json", "main.py"], tmp_path)
+    ended = fresh(["run", "--format", "json", "-o", "report.json", "main.py"], tmp_path)
     assert (ended.stdout, ended.status, bare.status) == (bare.stdout, 1, 0)
     report = json.loads((tmp_path / "report.json").read_text())
     (finding,) = report["findings"]
@@ -221,7 +221,7 @@ def test_a_refusal_that_ends_a_child_is_found(tmp_path: Path) -> None:
         """
     write(tmp_path, {"main.py": text})
     bare = call([sys.executable, "main.py"], tmp_path)
-    ended = noclobber(["run", "main.py"], tmp_path)
+    ended = fresh(["run", "main.py"], tmp_path)
     numbers = re.compile(r"\(pid \d+\)")
     told, footer = ended.stderr.split("error[", 1)
     assert numbers.sub("", told) == numbers.sub("", bare.stderr)
