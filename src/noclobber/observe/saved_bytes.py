@@ -20,8 +20,8 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Backward
 from noclobber.observe.core.sites import Place, site_of
-from noclobber.observe.describe.called import modules_called
-from noclobber.observe.torch_api import frames, graph, storages
+from noclobber.observe.describe.called import module_call, modules_called
+from noclobber.observe.torch_api import graph, storages
 from noclobber.observe.torch_api.frames import frame_above
 
 Lives = Literal["", "parameter", "buffer"]
@@ -56,7 +56,7 @@ class SavedBytes:
     """Counts for as long as it is among the accounts of the context. Its numbers may be read later too."""
 
     def __init__(self) -> None:
-        self._call = frames.module_call()
+        self._call = module_call()
         self._storages: dict[int, _Storage] = {}
         self._held: dict[int, _Held] = {}
         self._now, self._most = 0, -1

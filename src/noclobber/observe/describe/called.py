@@ -11,15 +11,22 @@ import torch
 from noclobber.model.events import MOST_CALLS
 from noclobber.model.source import Owner, Site, is_plumbing, owner_of
 from noclobber.observe.describe.reachable import variables
+from noclobber.observe.torch_api import private
 
 _SCRIPTS = sysconfig.get_path("scripts")
 """Where pip puts commands such as `noclobber` and `pytest`: they start the program, and are no part of it."""
 
 
+def module_call() -> CodeType:
+    """Return the code by which every module is called; its frames hold the module as `self`."""
+    code: CodeType = private.lookup("nn.Module._call_impl").__code__
+    return code
+
+
 def modules_called(frame: FrameType | None, call: CodeType) -> list[tuple[torch.nn.Module, FrameType]]:
     """Return the modules that are being called and the frames that call them, the outermost first.
 
-    `call` is the code by which every module is called (`frames.module_call`).
+    `call` is the code by which every module is called (`module_call`).
     """
     found: list[tuple[torch.nn.Module, FrameType]] = []
     while frame is not None:

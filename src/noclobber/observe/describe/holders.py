@@ -27,9 +27,9 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.handles import Handle
 from noclobber.observe.core.records import Looked, Record, looked_at
 from noclobber.observe.core.sites import Place
-from noclobber.observe.describe.called import calls_to, module_path
+from noclobber.observe.describe.called import calls_to, module_call, module_path
 from noclobber.observe.describe.reachable import Held, reachable, variables
-from noclobber.observe.torch_api import frames, modes, storages, tensor_state
+from noclobber.observe.torch_api import modes, storages, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 _MOST_TIMES = MOST_MODULES
@@ -76,7 +76,7 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
         frame = sys._getframe()
         is_late = sum(spent) >= _MOST_SECONDS
         found = None if is_late else _holders(tensor, key, handles, frame)
-        if module := module_path(frame, frames.module_call()):
+        if module := module_path(frame, module_call()):
             known.modules = tuple(dict.fromkeys((*known.modules, module)))
         known.calls = known.calls or calls_to(frame)
         del frame

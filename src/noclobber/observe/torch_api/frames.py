@@ -9,7 +9,6 @@ from typing import TypeVar
 from warnings import WarningMessage
 
 from noclobber.model.source import PASSED_OVER, Owner, owner_of
-from noclobber.observe.torch_api import private
 
 Value = TypeVar("Value")
 
@@ -62,9 +61,3 @@ def led_to(message: WarningMessage) -> FrameType | None:
         frame.f_globals.get("__warningregistry__", {}).clear()
         frame = frame.f_back
     return frame
-
-
-def module_call() -> CodeType:
-    """Return the code by which every module is called; its frames hold the module as `self`."""
-    code: CodeType = private.lookup("nn.Module._call_impl").__code__
-    return code
