@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .running import noclobber, write
+from .running import fresh, noclobber, write
 
 PROGRAM = """
     import torch
@@ -36,4 +36,4 @@ def test_a_saved_report_shows_it_too(tmp_path: Path) -> None:
 
 def test_a_program_without_torch_has_none(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "print(1)"})
-    assert "kept" not in noclobber(["run", "--ledger", "train.py"], tmp_path).stderr
+    assert "kept" not in fresh(["run", "--ledger", "train.py"], tmp_path).stderr
