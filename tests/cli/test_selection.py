@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .running import noclobber, write
+from .running import fresh, noclobber, write
 
 PROGRAM = """
     import torch
@@ -100,7 +100,7 @@ def test_a_program_that_failed_does_not_look_right(tmp_path: Path) -> None:
         ("other.py", 0, True, None),
         ("wrong.py", 1, True, None),
     ):
-        ended = noclobber(["run", "--format", "sarif", "-o", "out", script], tmp_path)
+        ended = fresh(["run", "--format", "sarif", "-o", "out", script], tmp_path)
         (told,) = json.loads((tmp_path / "out").read_text())["runs"][0]["invocations"]
         assert (ended.status, told["executionSuccessful"], told.get("exitCode")) == (status, good, code)
         if script == "other.py":
