@@ -57,6 +57,7 @@ def prepare() -> None:
         import noclobber.fix.proof.hints
         import noclobber.fix.proof.search
         import noclobber.mend.shown
+        import noclobber.observe.allocations
         import noclobber.observe.gradient_trace.central_differences
         import noclobber.observe.measured_peak
         import noclobber.observe.subscription  # noqa: F401
