@@ -66,6 +66,18 @@ def turned(state):
 def run():
     turned((torch.sigmoid(x @ w), torch.tanh(x @ w))).sum().backward()
 """,
+    "one of a pair that the caller reads again": """
+def turned(state):
+    a, b = state
+    y = a * b
+    a.add_(1)
+    return y + a
+
+def run():
+    pair = torch.sigmoid(x @ w), torch.tanh(x @ w)
+    y = turned(pair)
+    (y + pair[0]).sum().backward()
+""",
     "items of a dict, in a loop of its keys": """
 class Memory:
     def __init__(self):
@@ -718,18 +730,6 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
-    "one of a pair that the caller reads again": """
-def turned(state):
-    a, b = state
-    y = a * b
-    a.add_(1)
-    return y + a
-
-def run():
-    pair = torch.sigmoid(x @ w), torch.tanh(x @ w)
-    y = turned(pair)
-    (y + pair[0]).sum().backward()
-""",
     "weights that move in a function of the loss's reader": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 

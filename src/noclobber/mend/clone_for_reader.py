@@ -28,7 +28,7 @@ from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import called, definition, dotted, has_stars, keyword, last_name
 from noclobber.syntax.tree import File, Place, walk
-from noclobber.syntax.writes import NAMESPACES, base_of, is_flagged, is_namespace, writes
+from noclobber.syntax.writes import NAMESPACES, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
 _OPERATORS: dict[type[ast.operator], str] = {ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
 _FIRST = ("self", "input", "mat1")
@@ -252,13 +252,20 @@ def _given_to_library(place: Place, scene: Scene) -> list[ast.expr]:
         return []
     if not isinstance(save.func, ast.Attribute) or last_name(save.func.value) not in NAMESPACES:
         return []
-    here = [one for one in scene.writes() if one.name and one.file.scope(one.statement) is file.scope(save)]
-    names = {one.name for one in here} | {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
+    names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
+    names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     given = [*save.args, *(one.value for one in save.keywords)]
     parts = [part for one in given for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
     found = [one for one in parts if dotted(base_of(one)) in names]
     made = [definition(file, base_of(one), save) for one in parts if one not in found]
     return [] if any(dotted(base_of(one)) in names for one in made if one is not None) else found
+
+
+def _is_known_at(write: WriteSyntax, file: File, save: ast.expr) -> bool:
+    """Return True if the name of what is written means the same where the save is: in its function, or by `self`."""
+    if write.name.startswith("self."):
+        return file.class_of(save) is not None and write.file.class_of(write.statement) is file.class_of(save)
+    return write.file.scope(write.statement) is file.scope(save)
 
 
 def _applied_to(file: File, save: ast.expr, scene: Scene) -> ast.expr | None:
