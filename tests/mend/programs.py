@@ -730,6 +730,17 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a graph that is built once before a loop that trains it": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+
+def run():
+    h = net(torch.tanh(net(x @ w)))
+    for _ in range(2):
+        opt.zero_grad()
+        h.sigmoid().sum().backward(retain_graph=True)
+        opt.step()
+""",
     "weights that move in a function of the loss's reader": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 

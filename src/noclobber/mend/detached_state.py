@@ -59,6 +59,8 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if not texts:
         return
     is_known = event.are_all_carried and all(lines) and calls(loop, "step") and _ends_alike(loop)
+    # What the loop never sets was made before it: detached, it would not be trained.
+    is_known &= all(one.is_renewed or _is_set_in(loop, one.name) for one in event.carried)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
@@ -74,6 +76,14 @@ def _ends_alike(loop: Loop) -> bool:
     """Return True if a loop has one backward, and each turn that another one follows comes to the end of its body."""
     backwards = [one for one in walk(loop, ast.Call) if called(one) in ("backward", "grad")]
     return len(backwards) == 1 and next(walk(loop, ast.Continue, ast.Try), None) is None
+
+
+def _is_set_in(loop: Loop, name: str) -> bool:
+    """Return True if a loop assigns a dotted name, or an item of what the name is an item of."""
+    held = {name, name.partition("[")[0]}
+    every = walk(loop, ast.Name, ast.Attribute, ast.Subscript)
+    stored = (one for one in every if isinstance(getattr(one, "ctx", None), ast.Store))
+    return any(dotted(one.value if isinstance(one, ast.Subscript) else one) in held for one in stored)
 
 
 def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> str:

@@ -165,6 +165,8 @@ class Carried:
     """A plain variable that holds it too; empty if there is none."""
     whole: Literal["", "list", "dict", "tuple"] = ""
     """For an item: what it is in, if that holds nothing but tensors."""
+    is_renewed: bool = True
+    """Whether it holds its next value by now, and not the tensor of the older graph, which may be made just once."""
 
 
 @dataclass(frozen=True, slots=True)

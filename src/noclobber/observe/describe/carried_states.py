@@ -55,16 +55,18 @@ def carried(
             if leading:
                 found.setdefault(id(held.value), []).append(held)
                 known.update(leading)
-    states = tuple(_state(names) for names in list(found.values())[:_MOST_STATES])
+    states = tuple(_state(names, edges) for names in list(found.values())[:_MOST_STATES])
     return states, bool(edges) and known == set(edges) and len(found) <= _MOST_STATES
 
 
-def _state(names: list[Held]) -> Carried:
-    """Return the state that has these names."""
+def _state(names: list[Held], edges: list[Edge]) -> Carried:
+    """Return the state that has these names: what one of these edges leads to, or the next value of that."""
+    value = names[0].value
+    renewed = (value.grad_fn, value.output_nr) not in edges
     variable = next((one.name for one in names if one.kind == "name"), "")
     held = next((one for one in names if one.kind != "name"), names[0])
     scopes = tuple(Site(code, 0) for code in held.scopes)
-    return Carried(held.name, held.kind, scopes, variable if held.kind != "name" else "", _whole(held))
+    return Carried(held.name, held.kind, scopes, variable if held.kind != "name" else "", _whole(held), renewed)
 
 
 def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:

@@ -192,6 +192,8 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     for name, answer in between.items():  # of DataParallel; a build without CUDA has none of them
         patches.put(torch._C, name, answer)
     patches.put(torch.nn.DataParallel, "parallel_apply", in_turn)
+    # A build for CUDA adds the gradients of several devices up there (torch 2.15; tests/observe/fake/test_devices.py).
+    patches.put(torch.cuda.nccl, "is_available", lambda tensors: False)
     patches.put(private.lookup("nn.parallel._functions"), "_get_stream", Stream)
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
