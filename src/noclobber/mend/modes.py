@@ -21,12 +21,20 @@ def recorded(scene: Scene) -> Iterator[Change]:
     """`inference_mode` as `no_grad`: each place alone, then all."""
     files = scene.files() if scene.is_inference else []
     edits = [edit for file in files for edit in _as_no_grad(file)]
-    once = sum(file.text.count("inference_mode") for file in files) == 1
-    is_sound = once and any("torch.inference_mode()" in file.text for file in files)
+    uses = [
+        (file, one) for file in files for one in walk(file.tree, ast.Name, ast.Attribute, ast.alias) if _is_mode(one)
+    ]
+    is_sound = len(uses) == len(edits) == 1 and all(
+        dotted(one) == "torch.inference_mode" and isinstance(file.above[one], ast.Call) for file, one in uses
+    )
     for some in dict.fromkeys([*((one,) for one in edits), tuple(edits)]):
         if some:
             title = "use `no_grad` instead of `inference_mode`"
             yield Change(title, some, 1 if len(some) == 1 else 2, Cure.MODE, is_sound)
+
+
+def _is_mode(one: ast.AST) -> bool:
+    return (one.name if isinstance(one, ast.alias) else last_name(one)) == "inference_mode"
 
 
 def _as_no_grad(file: File) -> Iterator[Edit]:

@@ -179,7 +179,8 @@ def _may_be_update(write: WriteSyntax, kind: str) -> bool:
     Where the program differentiates through its own updates (`create_graph`), it is none.
     """
     file, value, text = write.file, _value(write), write.file.source(write.statement)
-    if "create_graph" in file.text and ".grad" not in text:
+    differentiates = any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword))
+    if differentiates and ".grad" not in text:
         return False
     if kind == "parameter" or ".grad" in text or (value is not None and is_of_gradients(file, value)):
         return True

@@ -32,7 +32,7 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
         if (
             not isinstance(made, ast.Call)
             or dotted(made.func) not in _MAKERS
-            or not (scene.is_mapped or "vmap" in file.text)
+            or not (scene.is_mapped or any(last_name(one) == "vmap" for one in named(file.tree)))
         ):
             continue
         own = parameters(scope)

@@ -65,7 +65,8 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
             written.append(entry)
         else:
             written[-1] = entry
-    context.core.entry(holders.look)(context, handles, tensor, noted)
+    # A `partial` would hold the tensor, and that counts (describe/holders.py).
+    context.core.guarded(holders.look, context, handles, tensor, noted)
     if context.keeping:
         copy_before_write.keep(context, handles, noted)
     elif context.stop_writes and not (preserving or noted.written.is_statistics or noted.written.is_collective):

@@ -63,15 +63,15 @@ class Way:
             except Exception as failure:
                 self._told(lost(self.name, failure))
 
-    def guarded(self, make: Callable[[], T], *, also_off: bool = False) -> T | None:
-        """Return what `make` returns; None if it fails, or if the way is off. Raises nothing but ClobberError.
+    def guarded(self, make: Callable[..., T], *args: object, also_off: bool = False) -> T | None:
+        """Return what `make` returns of `args`; None if it fails, or if the way is off. Raises only ClobberError.
 
         With `also_off` it is called while the way is off too, which a function that undoes something needs.
         """
         if not (self.on or also_off):
             return None
         try:
-            return make()
+            return make(*args)
         except ClobberError:
             raise
         except Exception as failure:

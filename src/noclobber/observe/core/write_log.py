@@ -147,7 +147,7 @@ def _to_saves(context: Context) -> Before:
         if in_graph and place is not None and (left := looks.get(line := (id(place[0]), place[1]), MOST_LOOKS)):
             looks[line] = left - 1
             if handles := live.at(key):
-                context.core.entry(context.parts.look)(context, handles, tensor, noted)
+                context.core.guarded(context.parts.look, context, handles, tensor, noted)
         return after
 
     return before
