@@ -154,3 +154,4 @@ def test_shared_memory_is_left_as_it_is():
     with noclobber.fake(device="cpu"):
         model = torch.nn.Linear(3, 3).share_memory()
         model(torch.randn(2, 3)).sum().backward()
+        assert model.weight.grad.shape == (3, 3)
