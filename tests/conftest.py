@@ -39,7 +39,7 @@ def no_hooks_and_modes_left():
     if (torch := sys.modules.get("torch")) is None:
         return
     if (compiled := sys.modules.get("torch._dynamo.utils")) is not None:
-        from noclobber.observe.torch_api.compile_guard import FRAMES
+        from noclobber.observe.torch_api.dispatch.compile_guard import FRAMES
 
         compiled.counters.clear()  # coverage tells of all that the process has compiled
         vars(FRAMES).update(vars(type(FRAMES)()))

@@ -28,9 +28,9 @@ from noclobber.sampling import Sampling
 
 if TYPE_CHECKING:
     from noclobber.model.fake import FakeOrder
-    from noclobber.observe.allocations import Allocations
     from noclobber.observe.fake.run import FakeRun
-    from noclobber.observe.saved_bytes import SavedBytes
+    from noclobber.observe.memory.allocations import Allocations
+    from noclobber.observe.memory.saved_bytes import SavedBytes
 
 OnWrite = Literal["record", "raise"]
 TOGETHER = 4
@@ -121,7 +121,8 @@ class Session:
         """
         with _no_collection():
             try:
-                from noclobber.observe import allocations, saved_bytes, subscription
+                from noclobber.observe import subscription
+                from noclobber.observe.memory import allocations, saved_bytes
             except (ImportError, AttributeError) as failure:
                 raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
             if self._counts_bytes and self.account is None:

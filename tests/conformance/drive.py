@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.observe.torch_api import hook_stack
+from noclobber.observe.torch_api.autograd import hook_stack
 
 LIFE = 150
 """Entries that a worker runs before another takes over."""

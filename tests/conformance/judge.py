@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from noclobber.observe.torch_api import hook_stack
+from noclobber.observe.torch_api.autograd import hook_stack
 from tests.conformance.observed import MODES, Program, Run, Warned, right, run
 
 TRIES = 4

@@ -11,7 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 import noclobber
-from noclobber.observe.torch_api import hook_stack
+from noclobber.observe.torch_api.autograd import hook_stack
 from tests.conformance.drive import chosen, entries
 from tests.conformance.judge import judge
 from tests.conformance.observed import MODES, Program, copied, run

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.observe.torch_api import required, storages
+from noclobber.observe.torch_api import required
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests
 from noclobber.observe.witness.digests import OnDevice, all_known, differs, fingerprint, same
 from tests.device import sham

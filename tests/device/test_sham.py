@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from noclobber.observe.torch_api.graph import walk
+from noclobber.observe.torch_api.autograd.graph import walk
 from tests.device import sham
 from tests.fuzz.judge import run
 from tests.fuzz.programs import random_program

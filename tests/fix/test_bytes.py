@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 import noclobber
 from noclobber.observe.gradient_trace import evidence
-from noclobber.observe.torch_api import graph
+from noclobber.observe.torch_api.autograd import graph
 
 class Enough(Exception):
     pass

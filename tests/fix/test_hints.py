@@ -41,7 +41,7 @@ NET = """
     """
 MEASURE = """
 import sys
-from noclobber.observe.measured_peak import MeasuredPeak
+from noclobber.observe.memory.measured_peak import MeasuredPeak
 peak = MeasuredPeak()
 peak.begin()
 exec(compile(open("train.py").read(), "train.py", "exec"))

@@ -14,8 +14,8 @@ from torch import nn
 
 import noclobber
 from noclobber.model.hints import InPlaceCall, Opportunity
-from noclobber.observe.allocations import Allocations
-from noclobber.observe.measured_peak import MeasuredPeak
+from noclobber.observe.memory.allocations import Allocations
+from noclobber.observe.memory.measured_peak import MeasuredPeak
 from noclobber.session import Session
 
 from .test_saved_bytes import model_of
@@ -299,7 +299,7 @@ def test_pytorch_notices_a_write_of_several_tensors() -> None:
 
 
 def test_too_many_events_end_the_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noclobber.observe.allocations.MOST_EVENTS", 10)
+    monkeypatch.setattr("noclobber.observe.memory.allocations.MOST_EVENTS", 10)
     found = followed(lambda: [leaf() + 1 for _ in range(100)])
     assert found.full
     assert len(found.live) < 15

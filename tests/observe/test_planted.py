@@ -15,7 +15,8 @@ import noclobber.observe
 from noclobber.observe import subscription
 from noclobber.observe.core import boundary
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import hook_stack, modes, spare_key
+from noclobber.observe.torch_api.autograd import hook_stack
+from noclobber.observe.torch_api.dispatch import modes, spare_key
 from tests.observe.planting import PLANTED, Plants, called, modules, reached
 from tests.observe.programs import RIGHT
 from tests.observe.wrongs import WRONGS

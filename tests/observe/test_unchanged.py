@@ -16,7 +16,7 @@ from torch.optim import optimizer as optim_module
 
 import noclobber
 from noclobber.observe import subscription
-from noclobber.observe.torch_api import spare_key
+from noclobber.observe.torch_api.dispatch import spare_key
 from noclobber.observe.torch_api.patches import Patches
 from tests.observe.programs import RIGHT, SILENT
 
@@ -112,7 +112,7 @@ def test_pytorch_is_left_as_it_was_found_after_an_error():
 
 
 def test_the_stand_in_mode_leaves_too(monkeypatch):
-    monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda _: False)
+    monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
     before = snapshot()
     with noclobber.watch() as seen:
         assert seen.report.coverage.writes == "dispatch mode"

@@ -11,7 +11,7 @@ from noclobber.observe import subscription
 from noclobber.observe.native.build import NotBuilt, require
 from noclobber.observe.native.load import OFF
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import engine_state
+from noclobber.observe.torch_api.autograd import engine_state
 
 LEAST, PART = 60.0, 0.2
 """Below so many seconds, and below this part of the time, nobody needs to build anything."""

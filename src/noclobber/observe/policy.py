@@ -15,14 +15,17 @@ from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
-from noclobber.observe.core import handles as saves
 from noclobber.observe.core.context import After, Context
-from noclobber.observe.core.handles import Argument, Detached, Handle, OfView, Suspect, is_result
-from noclobber.observe.core.records import Backward, Record, here, reading
-from noclobber.observe.core.sites import Place, caller
+from noclobber.observe.core.seen import handles as saves
+from noclobber.observe.core.seen.handles import Argument, Detached, Handle, OfView, Suspect, is_result
+from noclobber.observe.core.seen.records import Backward, Record, here, reading
+from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.describe import clobbers, holders, refusals, torch_messages
 from noclobber.observe.preserve import copy_before_write
-from noclobber.observe.torch_api import before_2_12, engine_state, modes, tensor_state
+from noclobber.observe.torch_api import before_2_12
+from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import tensor_state
 from noclobber.observe.witness.digests import Digest, all_known, fingerprint, same
 from noclobber.observe.witness.layout import geometry, may_touch, touch
 from noclobber.observe.witness.witness import Change, change

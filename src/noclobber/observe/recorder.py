@@ -8,41 +8,30 @@ from functools import partial
 from typing import NamedTuple
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe import policy, saved_bytes
-from noclobber.observe.checkpoint import instrument
-from noclobber.observe.core import (
-    boundary,
-    custom_backwards,
-    custom_forwards,
-    engine,
-    interpose,
-    kernel_functions,
-    optimizer_steps,
-    save_hooks,
-    threads,
-    write_kernels,
-    write_log,
-)
-from noclobber.observe.core.backward_calls import ALWAYS
+from noclobber.observe import policy
+from noclobber.observe.core import boundary, engine, interpose, save_hooks, threads
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls import custom_backwards, custom_forwards
+from noclobber.observe.core.calls.backward_calls import ALWAYS
 from noclobber.observe.core.context import Context, Parts, Subscriber
+from noclobber.observe.core.writes import kernel_functions, optimizer_steps, write_kernels, write_log
 from noclobber.observe.describe import holders, refusals
-from noclobber.observe.detectors import (
+from noclobber.observe.detectors import lost_hooks, stale_casts, undeclared_writes, untracked_writes
+from noclobber.observe.foreign_memory import exported_saves
+from noclobber.observe.memory import saved_bytes
+from noclobber.observe.native import bridge
+from noclobber.observe.preserve import copy_before_write, own_saves
+from noclobber.observe.takers import (
     changed_saves,
     ctx_attributes,
     gradient_writes,
-    lost_hooks,
     other_memory,
     overwritten_inputs,
-    stale_casts,
-    undeclared_writes,
-    untracked_writes,
     user_save_hooks,
 )
-from noclobber.observe.foreign_memory import exported_saves
-from noclobber.observe.native import bridge
-from noclobber.observe.preserve import copy_before_write, own_saves
-from noclobber.observe.torch_api import compile_guard, required, self_tests
+from noclobber.observe.takers.checkpoint import instrument
+from noclobber.observe.torch_api import required, self_tests
+from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.transparent import (
     checks_of_swaps,
     double_backward,

@@ -13,9 +13,10 @@ from noclobber.observe import recorder
 from noclobber.observe.core import threads
 from noclobber.observe.core.context import Subscriber
 from noclobber.observe.describe import refusals
-from noclobber.observe.detectors.overwritten_inputs import AskedInputs
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import compile_guard, releases
+from noclobber.observe.takers.overwritten_inputs import AskedInputs
+from noclobber.observe.torch_api import releases
+from noclobber.observe.torch_api.dispatch import compile_guard
 
 
 def subscribe(one: Subscriber) -> None:

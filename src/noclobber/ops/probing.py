@@ -15,8 +15,11 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 
 from noclobber.model.overlap import Region, overlap
 from noclobber.model.probe import Operand, Probe, Role
-from noclobber.observe.core.reads import read_by
-from noclobber.observe.torch_api import graph, registry, required, storages, tensor_state
+from noclobber.observe.core.seen.reads import read_by
+from noclobber.observe.torch_api import required
+from noclobber.observe.torch_api.autograd import graph
+from noclobber.observe.torch_api.dispatch import registry
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 MOST_TRIALS = 64
 """How many tensors are tried one by one where a function keeps tensors that cannot be seen."""

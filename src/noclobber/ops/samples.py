@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from noclobber.observe.torch_api import registry
+from noclobber.observe.torch_api.dispatch import registry
 from noclobber.ops.probing import signature_of
 
 SIZE = 4

@@ -1,4 +1,4 @@
-"""The catalogue of all rules in this folder. A rule is one module, and it imports no other rule.
+"""The catalogue of all rules. A rule is one module in a folder of its kind, and it imports no other rule.
 
 A rule module holds
 - its docstring: the page that `noclobber explain CODE` prints, with a bad and a good example. Its first line begins
@@ -41,8 +41,8 @@ class Rule(Page):
 @cache
 def catalogue() -> tuple[Rule, ...]:
     """Return every rule, sorted by code. NC399 takes refusals that no other rule takes, so it comes last."""
-    names = [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("nc")]
-    rules = [_rule(importlib.import_module(f"{__name__}.{name}")) for name in names]
+    names = [module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.")]
+    rules = [_rule(importlib.import_module(name)) for name in names if name.rpartition(".")[2].startswith("nc")]
     return tuple(sorted(rules, key=lambda rule: rule.code))
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noclobber.observe.checkpoint.regions import far, rough
+from noclobber.observe.takers.checkpoint.regions import far, rough
 
 SIZES = st.sampled_from([1, 7, 300, 5000])
 

@@ -10,7 +10,7 @@ import torch
 
 import noclobber
 from noclobber.model.live_saves import FEWEST_BEFORE_SWEEP
-from noclobber.observe.core.collector import MANY, leave_out
+from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.recorder import CONTEXT
 
 

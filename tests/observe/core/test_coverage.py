@@ -7,9 +7,10 @@ import torch
 import torch._dynamo
 
 import noclobber
-from noclobber.observe.core import write_kernels, written
+from noclobber.observe.core.seen import written
+from noclobber.observe.core.writes import write_kernels
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import spare_key
+from noclobber.observe.torch_api.dispatch import spare_key
 
 
 def unseen(program):

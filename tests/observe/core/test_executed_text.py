@@ -10,7 +10,7 @@ from torch.fx import symbolic_trace
 
 import noclobber
 from noclobber.model.source import owner_of
-from noclobber.observe.core import sites
+from noclobber.observe.core.seen import sites
 
 TEXT = """import torch
 x = torch.ones(3, requires_grad=True)

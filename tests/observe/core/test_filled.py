@@ -81,7 +81,7 @@ MODES = pytest.mark.parametrize("by_key", [True, False])
 @pytest.fixture
 def stand_in(monkeypatch, by_key):
     if not by_key:
-        monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda _: False)
+        monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
 
 
 @MODES

@@ -155,7 +155,7 @@ def test_preserved_gradients_are_right(name):
 
 @pytest.mark.parametrize("name", ["several, backward there", "other data, backward there", "made there, on a ctx"])
 def test_the_stand_in_mode_is_no_other(name, monkeypatch):
-    monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda _: False)
+    monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
     test_watching_changes_nothing_and_finds_the_write(name, True)
     test_preserved_gradients_are_right(name)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import noclobber
-from noclobber.observe.torch_api import registry, spare_key
+from noclobber.observe.torch_api.dispatch import registry, spare_key
 from tests.observe.hearing import bare, hear, is_marked
 
 NUMBERS = itertools.count()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.core import kernel_functions
-from noclobber.observe.core.written import NUMBERS_AS_TENSORS
+from noclobber.observe.core.seen.written import NUMBERS_AS_TENSORS
+from noclobber.observe.core.writes import kernel_functions
 from noclobber.observe.recorder import CONTEXT
 
 T = [

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import noclobber
-from noclobber.observe.core.records import moment
+from noclobber.observe.core.seen.records import moment
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import storages
+from noclobber.observe.torch_api.tensors import storages
 
 BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 """Without this key, writes are made as operators make them inside."""

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.core.history import RECENT
+from noclobber.observe.core.seen.history import RECENT
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import storages
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import geometry
 
 

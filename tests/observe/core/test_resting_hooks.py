@@ -7,7 +7,8 @@ import torch
 from torch.autograd import Function
 
 import noclobber
-from noclobber.observe.torch_api import engine_state, hook_stack, spare_key
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.dispatch import spare_key
 from tests.observe.hearing import bare, hear
 
 

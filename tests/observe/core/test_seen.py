@@ -291,7 +291,7 @@ def test_a_write_that_pytorch_is_silent_about_is_blamed_on_its_line(program):
 @pytest.mark.parametrize("program", RAISED + SILENT, ids=lambda p: p.__name__)
 def test_the_stand_in_mode_sees_the_same(program, monkeypatch):
     expected = [finding.code for finding in found(program)]
-    monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda _: False)
+    monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
     findings = found(program)
     assert [finding.code for finding in findings] == expected
     assert any(lines(finding, "write") & marked(program, "written") for finding in findings)

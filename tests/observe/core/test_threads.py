@@ -19,7 +19,8 @@ from torch import nn
 import noclobber
 from noclobber.model.live_saves import EVERYWHERE, LiveSaves
 from noclobber.model.source import source_line
-from noclobber.observe.torch_api import engine_state, spare_key
+from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.dispatch import spare_key
 
 SECONDS = float(os.environ.get("NOCLOBBER_TEST_SECONDS", "2"))
 """How long contended threads train in each mode; `make fuzz-threads` takes longer."""

@@ -90,7 +90,7 @@ def test_a_caught_error_is_printed_as_without_noclobber(program, monkeypatch):
     with noclobber.watch():
         watched = printed(program)
     assert watched.startswith(bare)
-    monkeypatch.setattr("noclobber.observe.core.write_kernels.key_answers", lambda _: False)
+    monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
     with noclobber.watch():
         assert printed(program).startswith(bare)
 

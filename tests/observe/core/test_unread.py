@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
-from noclobber.observe.torch_api import graph
+from noclobber.observe.torch_api.autograd import graph
 from tests.observe.hearing import bare, hear
 
 aten = torch.ops.aten

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.observe.checkpoint.regions import CheckpointRegion
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.reads import Reads
+from noclobber.observe.core.seen.reads import Reads
 from noclobber.observe.describe import clobbers, tensor_names, write_history
+from noclobber.observe.memory.saved_bytes import SavedBytes
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.saved_bytes import SavedBytes
-from noclobber.observe.torch_api import storages
+from noclobber.observe.takers.checkpoint.regions import CheckpointRegion
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.witness import Witness
 from tests.observe.programs import RIGHT
 from tests.observe.used_again import until_used_again

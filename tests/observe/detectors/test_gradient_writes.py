@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
-from noclobber.observe.torch_api import hook_stack, modes, required
+from noclobber.observe.torch_api import required
+from noclobber.observe.torch_api.autograd import hook_stack
+from noclobber.observe.torch_api.dispatch import modes
 from tests.observe.hearing import bare, hear, is_marked
 from tests.tensors import all_equal
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import noclobber
-from noclobber.observe.core.history import Memory
+from noclobber.observe.core.seen.history import Memory
 from tests.observe.used_again import until_used_again
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from noclobber.observe.core import write_kernels
+from noclobber.observe.core.writes import write_kernels
 from tests.observe.hearing import bare, hear, is_marked
 
 

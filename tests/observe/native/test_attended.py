@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import torch, noclobber
-from noclobber.observe.core import kernel_functions
+from noclobber.observe.core.writes import kernel_functions
 
 class Solves(torch.autograd.Function):
     @staticmethod
@@ -162,7 +162,7 @@ def test_only_writes_that_are_waited_for_are_passed_to_python(native: dict[str, 
 def test_a_step_on_other_memory_than_live_saves_stays_native(native: dict[str, str]) -> None:
     script = """
         import torch, noclobber
-        from noclobber.observe.core import optimizer_steps
+        from noclobber.observe.core.writes import optimizer_steps
         asked, parameters = [], optimizer_steps.parameters
         optimizer_steps.parameters = lambda optimizer: asked.append(optimizer) or parameters(optimizer)
         maker, critic = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)

@@ -59,7 +59,8 @@ def test_python_runs_in_a_call(within: str, either: dict[str, str]) -> None:
     script = f"""
         import torch, noclobber
         from noclobber.observe.recorder import CONTEXT
-        from noclobber.observe.torch_api import engine_state, spare_key
+        from noclobber.observe.torch_api.autograd import engine_state
+        from noclobber.observe.torch_api.dispatch import spare_key
 
         def unpack(saved):
             global handle

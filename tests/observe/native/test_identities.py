@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import noclobber
 from noclobber.observe.native.load import OFF, load
-from noclobber.observe.torch_api import storages
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests
 from tests.observe.native.conftest import missing
 from tests.observe.sizes import as_large

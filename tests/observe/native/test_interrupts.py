@@ -50,7 +50,7 @@ def test_an_interrupt_while_the_line_is_looked_up(native: dict[str, str], around
     # The file is new to noclobber, so the native part asks Python whose code it is.
     script = f"""
         import torch, noclobber
-        from noclobber.observe.core import sites
+        from noclobber.observe.core.seen import sites
         leaf, written = torch.ones(2, requires_grad=True), torch.ones(1)
         optimizer = torch.optim.SGD([leaf], 0.1)
         block = noclobber.{around}()

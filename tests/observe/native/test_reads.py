@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from noclobber.observe.core import reads
+from noclobber.observe.core.seen import reads
 from noclobber.observe.native.load import OFF, load
 from tests.observe.native.conftest import missing
 

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import storages
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import LARGE
 
 pytestmark = pytest.mark.usefixtures("either_size")

@@ -6,7 +6,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import noclobber
 from noclobber.observe.recorder import CONTEXT
-from noclobber.observe.torch_api import hook_stack, spare_key
+from noclobber.observe.torch_api.autograd import hook_stack
+from noclobber.observe.torch_api.dispatch import spare_key
 from tests.observe.preserve.test_preserve import leaf, right
 from tests.tensors import all_equal
 

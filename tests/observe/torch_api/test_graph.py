@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import noclobber
-from noclobber.observe.torch_api import graph
+from noclobber.observe.torch_api.autograd import graph
 
 
 def of_bags():

@@ -11,7 +11,9 @@ import torch
 from torch.torch_version import TorchVersion
 
 import noclobber
-from noclobber.observe.torch_api import engine_state, releases, required, tensor_state
+from noclobber.observe.torch_api import releases, required
+from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.tensors import tensor_state
 from noclobber.render import terminal
 
 ROOT = Path(__file__).parents[3]

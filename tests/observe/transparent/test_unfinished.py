@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from noclobber.observe.torch_api import engine_state, required
+from noclobber.observe.torch_api import required
+from noclobber.observe.torch_api.autograd import engine_state
 
 
 class Fails(torch.autograd.Function):

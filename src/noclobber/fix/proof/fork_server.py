@@ -57,9 +57,9 @@ def prepare() -> None:
         import noclobber.fix.proof.hints
         import noclobber.fix.proof.search
         import noclobber.mend.shown
-        import noclobber.observe.allocations
         import noclobber.observe.gradient_trace.central_differences
-        import noclobber.observe.measured_peak
+        import noclobber.observe.memory.allocations
+        import noclobber.observe.memory.measured_peak
         import noclobber.observe.subscription  # noqa: F401
 
         rules.catalogue()

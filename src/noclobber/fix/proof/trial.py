@@ -28,7 +28,7 @@ from noclobber.session import Session
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Evidence
     from noclobber.observe.gradient_trace.forward_mode import ForwardMode
-    from noclobber.observe.measured_peak import MeasuredPeak
+    from noclobber.observe.memory.measured_peak import MeasuredPeak
 
 JOIN = "join"
 """The word that stands before the order of a run in the command line of a process that joins it."""
@@ -187,7 +187,7 @@ class TrialProcess(Member):
             self._tangents.begin()
 
     def _measure(self) -> None:
-        from noclobber.observe.measured_peak import MeasuredPeak
+        from noclobber.observe.memory.measured_peak import MeasuredPeak
 
         peak = MeasuredPeak()
         with suppress(RuntimeError):  # the environment may have started a profiler

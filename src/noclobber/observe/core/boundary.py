@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.report import Lost
-from noclobber.observe.torch_api import compile_guard
+from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.patches import Patches
 
 P = ParamSpec("P")

@@ -13,8 +13,8 @@ from noclobber.model.forks import unlocked_in_child
 from noclobber.model.kept import Kept
 from noclobber.model.report import Lost
 from noclobber.model.silent import Event
-from noclobber.observe.core.backward_calls import End
-from noclobber.observe.core.records import Backward, here
+from noclobber.observe.core.calls.backward_calls import End
+from noclobber.observe.core.seen.records import Backward, here
 
 
 class Listener(Protocol):

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import torch
 
 from noclobber.model.forks import unlocked_in_child
-from noclobber.observe.core.backward_calls import ALWAYS, BackwardCalls
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
-from noclobber.observe.core.custom_backwards import CustomBackwards
-from noclobber.observe.core.custom_forwards import CustomForwards
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.history import Memory
-from noclobber.observe.core.hot_path import HotPath
-from noclobber.observe.core.records import Backward, Record
-from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import hook_stack
+from noclobber.observe.core.calls.backward_calls import ALWAYS, BackwardCalls
+from noclobber.observe.core.calls.custom_backwards import CustomBackwards
+from noclobber.observe.core.calls.custom_forwards import CustomForwards
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.core.seen.hot_path import HotPath
+from noclobber.observe.core.seen.records import Backward, Record
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.witness.digests import Contents, Digest, fingerprint
 
 State = TypeVar("State")
@@ -52,7 +52,7 @@ class UnseenWrites(Protocol):
 
 
 class Account(Protocol):
-    """What counts the bytes that saves keep (saved_bytes.py)."""
+    """What counts the bytes that saves keep (memory/saved_bytes.py)."""
 
     def saved(self, handle: Handle, frame: FrameType) -> None:
         """Called after each save, with the frame that made it."""
@@ -62,7 +62,7 @@ class Account(Protocol):
 
 
 class Operators(Protocol):
-    """What is told of every operator (allocations.py)."""
+    """What is told of every operator (memory/allocations.py)."""
 
     def before(self, context: Context, func: Any, args: tuple[Any, ...], frame: FrameType) -> None:
         """Called before an operator runs, with the innermost frame of Python that asked for it."""

@@ -12,13 +12,16 @@ import torch
 
 from noclobber.model.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
-from noclobber.observe.core import optimizer_steps, threads
+from noclobber.observe.core import threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Backward, here, moment, read
-from noclobber.observe.core.sites import identity, place_of
-from noclobber.observe.core.write_log import may_rest
-from noclobber.observe.torch_api import engine_state, graph, hook_stack, modes, spare_key, tensor_state
+from noclobber.observe.core.seen.records import Backward, here, moment, read
+from noclobber.observe.core.seen.sites import identity, place_of
+from noclobber.observe.core.writes import optimizer_steps
+from noclobber.observe.core.writes.write_log import may_rest
+from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
+from noclobber.observe.torch_api.dispatch import modes, spare_key
+from noclobber.observe.torch_api.tensors import tensor_state
 
 _COMPILED = "CompiledFunctionBackward"
 """The node that AOTAutograd makes for a whole graph (torch 2.13; tests/observe/core/test_checked_calls.py)."""

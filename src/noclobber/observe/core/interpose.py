@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.torch_api import hook_stack, private, registry
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.autograd import hook_stack
+from noclobber.observe.torch_api.dispatch import registry
 from noclobber.observe.torch_api.frames import led_to
 
 if TYPE_CHECKING:

@@ -15,13 +15,15 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from noclobber.model.error import ClobberError
-from noclobber.observe.core.collector import MANY, leave_out
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle, OfView, alias_of, of_view_outside, versioned
-from noclobber.observe.core.records import latest
-from noclobber.observe.core.sites import KINDS, SKIP, USER, place_of
-from noclobber.observe.torch_api import compile_guard, engine_state, hook_stack, native_saves, storages
+from noclobber.observe.core.seen.collector import MANY, leave_out
+from noclobber.observe.core.seen.handles import Handle, OfView, alias_of, of_view_outside, versioned
+from noclobber.observe.core.seen.records import latest
+from noclobber.observe.core.seen.sites import KINDS, SKIP, USER, place_of
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
+from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, hash_of, shown
 
 if TYPE_CHECKING:

@@ -9,12 +9,15 @@ from typing import cast
 
 import torch
 
-from noclobber.observe.core import handles, interpose, save_hooks, write_mode
+from noclobber.observe.core import interpose, save_hooks
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.records import Backward
-from noclobber.observe.torch_api import engine_state, hook_stack, modes, native_saves, spare_key
+from noclobber.observe.core.seen import handles
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.records import Backward
+from noclobber.observe.core.writes import write_mode
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
+from noclobber.observe.torch_api.dispatch import modes, spare_key
 
 
 def arm(context: Context, way: Way) -> None:

@@ -10,10 +10,11 @@ import torch
 
 from noclobber.model.events import Carried
 from noclobber.model.source import Site
-from noclobber.observe.core.history import Memory
+from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.describe.reachable import Held, reachable
 from noclobber.observe.describe.tensor_names import user_frames
-from noclobber.observe.torch_api import engine_state, graph, modes
+from noclobber.observe.torch_api.autograd import engine_state, graph
+from noclobber.observe.torch_api.dispatch import modes
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

@@ -13,15 +13,17 @@ import torch
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Carried, Read, Save, Tensor, Via, Write
 from noclobber.model.overlap import overlap
-from noclobber.observe.core import handles, unread_saves
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Backward, Record, in_second_run, seen_at
-from noclobber.observe.core.sites import Place, identity, site_of
-from noclobber.observe.core.written import Written
+from noclobber.observe.core.seen import handles, unread_saves
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.core.seen.records import Backward, Record, in_second_run, seen_at
+from noclobber.observe.core.seen.sites import Place, identity, site_of
+from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import carried_states, torch_messages
 from noclobber.observe.describe.tensor_names import name_of
-from noclobber.observe.torch_api import graph, modes, shards, storages, tensor_state
+from noclobber.observe.torch_api.autograd import graph
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import shards, storages, tensor_state
 from noclobber.observe.witness.digests import Digest, differs, differs_in_numbers, fingerprint, same, same_but_for_zeros
 from noclobber.observe.witness.layout import Geometry, geometry, region, shape_of, strided, tensor_on
 

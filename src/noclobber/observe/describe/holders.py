@@ -24,12 +24,13 @@ import torch
 from noclobber.model.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.records import Looked, Record, looked_at
-from noclobber.observe.core.sites import Place
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.records import Looked, Record, looked_at
+from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.describe.called import calls_to, module_call, module_path
 from noclobber.observe.describe.reachable import Held, reachable, variables
-from noclobber.observe.torch_api import modes, storages, tensor_state
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 _MOST_TIMES = MOST_MODULES
@@ -174,7 +175,7 @@ class _Seen:
         """Tuples of tensors that variables of functions hold, by id: one entry for each variable."""
 
     def add_handles(self, handles: list[Handle]) -> None:
-        """Add the references from saves that the garbage collector does not show: see core/collector.py."""
+        """Add the references from saves that the garbage collector does not show: see core/seen/collector.py."""
         for handle in handles:
             if not gc.is_tracked(handle) and id(handle.alias) in self.counts:
                 self.counts[id(handle.alias)] += 1

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from noclobber.model.source import Owner, owner_of
-from noclobber.observe.core import reads
+from noclobber.observe.core.seen import reads
 
 _DEEPEST = 6
 _MOST = 20_000

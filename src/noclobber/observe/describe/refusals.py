@@ -16,15 +16,16 @@ from noclobber.model.events import Refusal, Tensor
 from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Backward, Record, seen_at
-from noclobber.observe.core.sites import Place, identity, place_of, site_of
-from noclobber.observe.core.written import Written, tensors
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.core.seen.records import Backward, Record, seen_at
+from noclobber.observe.core.seen.sites import Place, identity, place_of, site_of
+from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders, stale_views
 from noclobber.observe.describe.tensor_names import name_of
-from noclobber.observe.torch_api import engine_state, graph, storages
+from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import shape_of
 
 if TYPE_CHECKING:

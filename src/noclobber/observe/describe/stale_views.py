@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Record
+from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.core.seen.records import Record
 from noclobber.observe.describe.reachable import reachable
-from noclobber.observe.torch_api import modes, storages, tensor_state
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 
 def is_of_base(message: str) -> bool:

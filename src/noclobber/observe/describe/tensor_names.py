@@ -12,9 +12,9 @@ import torch
 from noclobber.model.events import Kind
 from noclobber.model.overlap import overlap
 from noclobber.model.source import Owner, owner_of
-from noclobber.observe.torch_api import modes
-from noclobber.observe.torch_api.engine_state import backward_call
-from noclobber.observe.torch_api.storages import storage_key
+from noclobber.observe.torch_api.autograd.engine_state import backward_call
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors.storages import storage_key
 from noclobber.observe.witness.layout import geometry, region, strided
 
 _MOST_FRAMES = 40

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noclobber.observe.core.handles import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView
-from noclobber.observe.core.records import Record
-from noclobber.observe.torch_api import before_2_12, graph, native_saves
+from noclobber.observe.core.seen.handles import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView
+from noclobber.observe.core.seen.records import Record
+from noclobber.observe.torch_api import before_2_12
+from noclobber.observe.torch_api.autograd import graph, native_saves
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from noclobber.model.events import Tensor, Write
-from noclobber.observe.core.history import Memory
-from noclobber.observe.core.records import Record
+from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.core.seen.records import Record
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import storages, tensor_state
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.witness import Witness
 
 MOST_CAUSES = 8

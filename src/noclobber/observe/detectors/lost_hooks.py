@@ -12,12 +12,13 @@ from noclobber.model.events import Tensor
 from noclobber.model.silent import LostHook
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context, Look
-from noclobber.observe.core.records import Backward, Record, record
-from noclobber.observe.core.sites import Place, caller, place_of, site_of
-from noclobber.observe.core.written import Written
+from noclobber.observe.core.seen.records import Backward, Record, record
+from noclobber.observe.core.seen.sites import Place, caller, place_of, site_of
+from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
-from noclobber.observe.torch_api import graph, storages
+from noclobber.observe.torch_api.autograd import graph
+from noclobber.observe.torch_api.tensors import storages
 
 _MOST = 64
 

@@ -17,15 +17,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.silent import StaleCast
-from noclobber.observe.core import optimizer_steps
-from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Backward, Record, record
-from noclobber.observe.core.sites import Place, place_of, site_of
-from noclobber.observe.core.written import Written
+from noclobber.observe.core.seen.records import Backward, Record, record
+from noclobber.observe.core.seen.sites import Place, place_of, site_of
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.core.writes import optimizer_steps
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import engine_state, graph, hook_stack, modes, storages, tensor_state
+from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import all_known
 
 _MOST = 4096

@@ -15,18 +15,20 @@ import torch
 
 from noclobber.model.events import Tensor, Write
 from noclobber.model.silent import Undeclared
-from noclobber.observe.core import custom_op_kernels
-from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls.backward_calls import End
+from noclobber.observe.core.calls.custom_forwards import ForwardCall
 from noclobber.observe.core.context import Context, Look
-from noclobber.observe.core.custom_forwards import ForwardCall
-from noclobber.observe.core.custom_op_kernels import After
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.records import Backward, record
-from noclobber.observe.core.sites import Place, caller, place_of, site_of
-from noclobber.observe.core.written import Written
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.records import Backward, record
+from noclobber.observe.core.seen.sites import Place, caller, place_of, site_of
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.core.writes import custom_op_kernels
+from noclobber.observe.core.writes.custom_op_kernels import After
 from noclobber.observe.describe.clobbers import later_of
-from noclobber.observe.torch_api import engine_state, graph, modes, storages, tensor_state
+from noclobber.observe.torch_api.autograd import engine_state, graph
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, change

@@ -17,14 +17,16 @@ from torch.utils.hooks import RemovableHandle
 
 from noclobber.model.events import Tensor, Via, Write
 from noclobber.model.silent import Untracked
-from noclobber.observe.core.backward_calls import End
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Backward, Record, record
-from noclobber.observe.core.sites import place_of
-from noclobber.observe.core.written import Written
+from noclobber.observe.core.seen.records import Backward, Record, record
+from noclobber.observe.core.seen.sites import place_of
+from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
-from noclobber.observe.torch_api import graph, hook_stack, modes, storages, tensor_state
+from noclobber.observe.torch_api.autograd import graph, hook_stack
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import numbers
 
 if TYPE_CHECKING:

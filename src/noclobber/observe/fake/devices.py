@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from noclobber.model.fake import Gpu
 from noclobber.observe.fake import values
-from noclobber.observe.torch_api import modes, storages
-from noclobber.observe.torch_api.fake_tensors import DEVICE, FakeTensor
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.fake_tensors import DEVICE, FakeTensor
 
 _FULL = {
     "softmax", "log_softmax", "cross_entropy", "nll_loss", "cross_entropy_loss", "mse_loss", "l1_loss",

@@ -9,8 +9,8 @@ import torch.nn.functional as functional
 
 from noclobber.observe.fake.devices import HALVES, is_played
 from noclobber.observe.torch_api import private
-from noclobber.observe.torch_api.fake_tensors import FakeTensor
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
 aten = torch.ops.aten
 _LARGEST_HEAD = 256

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from noclobber.observe.torch_api import storages
-from noclobber.observe.torch_api.fake_tensors import FakeTensor
+from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
 KINDS = ("parameters", "gradients", "optimizer state", "activations")
 

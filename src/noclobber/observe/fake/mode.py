@@ -10,13 +10,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.sites import caller, site_of
+from noclobber.observe.core.seen.sites import caller, site_of
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
-from noclobber.observe.torch_api import registry, storages, tensor_state
-from noclobber.observe.torch_api.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
+from noclobber.observe.torch_api.dispatch import registry
+from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.torch_api.tensors.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
 
 aten = torch.ops.aten
 _NUMBERS = 65536

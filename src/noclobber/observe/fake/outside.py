@@ -13,8 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.fake.devices import Devices
-from noclobber.observe.torch_api.fake_tensors import LOADING
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors.fake_tensors import LOADING
 
 
 @contextlib.contextmanager

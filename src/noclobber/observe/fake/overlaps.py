@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.fake.values import written
-from noclobber.observe.torch_api import storages
-from noclobber.observe.torch_api.fake_tensors import FakeTensor
+from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
 _ITSELF = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "

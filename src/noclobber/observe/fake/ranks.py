@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from noclobber.observe.torch_api.fake_tensors import IN_C, fake_store
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
 
 
 def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:

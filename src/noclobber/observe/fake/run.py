@@ -21,8 +21,10 @@ from noclobber.observe.fake.mode import Mode
 from noclobber.observe.fake.outside import Outside
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
-from noclobber.observe.torch_api import fake_tensors, modes, required
+from noclobber.observe.torch_api import required
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors import fake_tensors
 
 _OF_FAKES = f"torch{os.sep}_subclasses{os.sep}"
 MOST_NAMED = 5

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from noclobber.model.fake import Enough
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.fake.memory import Memory
-from noclobber.observe.torch_api import hook_stack
+from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.torch_api.patches import Patches
 
 MOST_OFTEN = 10

@@ -10,9 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.model.source import Site
-from noclobber.observe.core.sites import Place, caller, identity, site_of
-from noclobber.observe.torch_api import modes, storages
-from noclobber.observe.torch_api.fake_tensors import FakeTensor
+from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
 MOST = 2**20
 """Elements that a known tensor may have."""

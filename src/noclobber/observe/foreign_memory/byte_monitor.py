@@ -10,10 +10,11 @@ from weakref import ref
 
 import torch
 
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.records import Record
-from noclobber.observe.core.sites import Place
-from noclobber.observe.torch_api import modes, storages
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.records import Record
+from noclobber.observe.core.seen.sites import Place
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import Digest, fingerprint
 from noclobber.observe.witness.layout import geometry, may_touch
 

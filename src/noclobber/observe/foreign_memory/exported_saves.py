@@ -16,13 +16,14 @@ from noclobber.model.events import Handed, Tensor, Via, Write
 from noclobber.observe.core import interpose
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle, compare
-from noclobber.observe.core.records import Backward
-from noclobber.observe.core.sites import Place, place_of, site_of
+from noclobber.observe.core.seen.handles import Handle, compare
+from noclobber.observe.core.seen.records import Backward
+from noclobber.observe.core.seen.sites import Place, place_of, site_of
 from noclobber.observe.foreign_memory import exports, forked_children, line_tracer
 from noclobber.observe.foreign_memory.byte_monitor import ByteMonitor
 from noclobber.observe.foreign_memory.exports import Handout
-from noclobber.observe.torch_api import compile_guard, modes, storages
+from noclobber.observe.torch_api.dispatch import compile_guard, modes
+from noclobber.observe.torch_api.tensors import storages
 
 MOST_STORAGES = 4096
 """Storages whose handouts are remembered; the latest are kept."""

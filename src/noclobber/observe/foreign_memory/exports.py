@@ -15,9 +15,11 @@ import torch.utils.dlpack
 
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.sites import Place
-from noclobber.observe.torch_api import compile_guard, modes, private, storages
+from noclobber.observe.core.seen.sites import Place
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch import compile_guard, modes
 from noclobber.observe.torch_api.frames import frame_above, passed_over
+from noclobber.observe.torch_api.tensors import storages
 
 SHARED = "share_memory_"
 """This method hands memory to other processes, not to code of this process."""

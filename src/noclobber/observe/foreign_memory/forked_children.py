@@ -17,12 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import at_fork
 from noclobber.model.overlap import Region, overlap
-from noclobber.observe.core import kernel_functions, optimizer_steps
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.sites import Place, place_of, site_of
-from noclobber.observe.core.written import Written
-from noclobber.observe.torch_api import hook_stack, storages
+from noclobber.observe.core.seen.sites import Place, place_of, site_of
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.core.writes import kernel_functions, optimizer_steps
+from noclobber.observe.torch_api.autograd import hook_stack
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import geometry, region
 
 if TYPE_CHECKING:

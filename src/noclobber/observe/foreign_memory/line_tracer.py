@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
 from noclobber.model.source import Owner, is_settled, owner_of
-from noclobber.observe.core.sites import Place, place_of
+from noclobber.observe.core.seen.sites import Place, place_of
 
 gettrace = sys.gettrace
 """Python's own function. The name in `sys` is replaced while noclobber is on (exported_saves.py)."""

@@ -19,8 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.gradient_trace.local_numbers import dense, parts
-from noclobber.observe.torch_api import modes, private, storages
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors import storages
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2

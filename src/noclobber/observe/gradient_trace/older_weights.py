@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from noclobber.observe.torch_api import engine_state, graph, hook_stack
+from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

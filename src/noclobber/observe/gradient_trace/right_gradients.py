@@ -15,8 +15,9 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
-from noclobber.observe.core.custom_backwards import natives
-from noclobber.observe.torch_api import graph, hook_stack, private, required
+from noclobber.observe.core.calls.custom_backwards import natives
+from noclobber.observe.torch_api import private, required
+from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.patches import Patches
 
 

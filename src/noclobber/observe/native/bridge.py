@@ -15,17 +15,20 @@ import torch
 from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
-from noclobber.observe.core import handles, kernel_functions, reads, records, sites, write_kernels
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle
-from noclobber.observe.core.hot_path import Looks
-from noclobber.observe.core.records import Backward, Record
-from noclobber.observe.core.sites import Place
-from noclobber.observe.core.written import Written
+from noclobber.observe.core.seen import handles, reads, records, sites
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.hot_path import Looks
+from noclobber.observe.core.seen.records import Backward, Record
+from noclobber.observe.core.seen.sites import Place
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.core.writes import kernel_functions, write_kernels
 from noclobber.observe.native.load import NotNative, load
-from noclobber.observe.torch_api import engine_state, hook_stack, modes, spare_key, storages
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.dispatch import modes, spare_key
 from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests, layout
 from noclobber.observe.witness.digests import Digest, fingerprint, shown
 
@@ -39,7 +42,7 @@ _CLASSES: tuple[type[Handle], ...] = (
 
 
 class Bridge:
-    """A native part that is connected to a context. It stays so for the life of the process; see core/hot_path.py."""
+    """A native part that is connected to a context. It stays so for the life of the process (core/seen/hot_path.py)."""
 
     def __init__(self, native: ModuleType, context: Context) -> None:
         self._native: Any = native

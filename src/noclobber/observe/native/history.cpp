@@ -16,7 +16,7 @@ PythonTable python_saves("has_saves"), python_rereads("has_rereads");
 
 namespace {
 
-constexpr size_t RECENT = 8192; // writes that are kept, needed or not, as in core/history.py
+constexpr size_t RECENT = 8192; // writes that are kept, needed or not, as in core/seen/history.py
 
 struct Record {
   PyObject *written, *step; // borrowed; `step` is null outside of optimizers

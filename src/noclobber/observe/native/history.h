@@ -1,4 +1,4 @@
-// The log of the writes that were taken here, and of the operators that returned several views; as core/history.py.
+// The log of the writes that were taken here, and of the operators that returned several views; as core/seen/history.py.
 #pragma once
 
 #include "live_saves.h"

@@ -127,7 +127,7 @@ PyObject *show_fingerprint(PyObject *, PyObject *tensor) {
 }
 
 // Returns what is known of a tensor that is being saved under other hooks than noclobber's (`SaveElsewhere` of
-// core/hot_path.py). None if it is for Python.
+// core/seen/hot_path.py). None if it is for Python.
 PyObject *show_save(PyObject *, PyObject *const *arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   const at::Tensor &tensor = THPVariable_Unpack(arguments[0]);

@@ -10,7 +10,7 @@
 
 namespace noclobber {
 
-enum ViewKind : int8_t { NO_VIEW = 0, VIEW = 1, MADE_ASIDE = 2, ONE_OF_SEVERAL = 3 }; // the classes of core/handles.py
+enum ViewKind : int8_t { NO_VIEW = 0, VIEW = 1, MADE_ASIDE = 2, ONE_OF_SEVERAL = 3 }; // the classes of core/seen/handles.py
 
 // Where a save lies: sorted by storage, and there by the power of 2 that is not less than its length in bytes, and by where
 // it begins. So those that a span meets lie side by side.

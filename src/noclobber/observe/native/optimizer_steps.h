@@ -1,4 +1,4 @@
-// Optimizer steps of PyTorch's own, without a closure, that write no live save: as core/optimizer_steps.py, which takes all
+// Optimizer steps of PyTorch's own, without a closure, that write no live save: as core/writes/optimizer_steps.py, which takes all
 // others.
 #pragma once
 

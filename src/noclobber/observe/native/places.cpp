@@ -12,7 +12,7 @@ std::atomic<uint64_t> places_era{1};
 
 namespace {
 
-// The owner of a file's code, with the numbers of core/sites.py, which decides it.
+// The owner of a file's code, with the numbers of core/seen/sites.py, which decides it.
 enum Kind : int8_t { USER = 0, LIBRARY = 1, SKIP = 2, TRACED = 3, GRAPH = 4 };
 
 struct Key {

@@ -1,5 +1,5 @@
 // Places: the innermost line of the program that a save or a write comes from, without frame objects and without the GIL.
-// They are what `place_of` of core/sites.py returns.
+// They are what `place_of` of core/seen/sites.py returns.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,8 @@ struct Place {
   PyObject *code;
   int instruction;
   const Place *inside;
-  mutable THPObjectPtr shown, identity; // what Python sees of it, and its identity in core/sites.py, once asked for
-  mutable std::atomic<int> looks{16}; // how often a write there is still asked whether it meets a save (core/history.py)
+  mutable THPObjectPtr shown, identity; // what Python sees of it, and its identity in core/seen/sites.py, once asked for
+  mutable std::atomic<int> looks{16}; // how often a write there is still asked whether it meets a save (core/seen/history.py)
 };
 
 // Rises whenever all places are dropped.

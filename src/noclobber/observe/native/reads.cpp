@@ -10,7 +10,7 @@ namespace py = pybind11;
 
 namespace {
 
-// In the order of `KINDS` in core/reads.py.
+// In the order of `KINDS` in core/seen/reads.py.
 struct Kinds {
   PyObject *plain, *passed_by, *sized, *of_every_module, *of_nobody;
   PyTypeObject *tensor, *module, *enumeration, *counter;

@@ -1,4 +1,4 @@
-// What a checkpointed region can read: `walk` of core/reads.py, with the same values in the same order.
+// What a checkpointed region can read: `walk` of core/seen/reads.py, with the same values in the same order.
 #pragma once
 
 #include <vector>
@@ -24,7 +24,7 @@ struct Values {
   pybind11::iterator shown() const;
 };
 
-// `kinds` is what core/reads.py says of types and values (`KINDS`), the same at each call.
+// `kinds` is what core/seen/reads.py says of types and values (`KINDS`), the same at each call.
 Values walk(const pybind11::tuple &kinds, const pybind11::list &rows, const pybind11::object &function, long depth,
             bool states, const pybind11::list &tensors);
 

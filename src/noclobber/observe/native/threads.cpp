@@ -4,7 +4,7 @@ namespace noclobber {
 
 Flags flags;
 
-constexpr size_t HISTORY = 16384; // places of past saves that are kept for each thread, as in core/thread_state.py
+constexpr size_t HISTORY = 16384; // places of past saves that are kept for each thread, as in core/seen/thread_state.py
 
 Hooks::~Hooks() {
   if (Py_IsInitialized()) {

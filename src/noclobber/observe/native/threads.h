@@ -1,4 +1,4 @@
-// What the native part knows of each thread, and what of all; as core/thread_state.py.
+// What the native part knows of each thread, and what of all; as core/seen/thread_state.py.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>

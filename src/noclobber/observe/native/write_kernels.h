@@ -1,4 +1,4 @@
-// The kernels of the operators that write; as core/write_kernels.py, whose kernels lie on the next key below: what is not
+// The kernels of the operators that write; as core/writes/write_kernels.py, whose kernels lie on the next key below: what is not
 // taken here goes on to them, and they do what they do without this module.
 #pragma once
 

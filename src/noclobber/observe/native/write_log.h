@@ -1,4 +1,4 @@
-// What is done with a write: it is noted, or left to Python, where anything unusual is about it; as core/write_log.py.
+// What is done with a write: it is noted, or left to Python, where anything unusual is about it; as core/writes/write_log.py.
 #pragma once
 
 #include "history.h"

@@ -8,10 +8,11 @@ import torch
 
 from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle, Needed, Suspect, compare
-from noclobber.observe.core.records import Record
-from noclobber.observe.core.sites import site_of
-from noclobber.observe.torch_api import modes, storages
+from noclobber.observe.core.seen.handles import Handle, Needed, Suspect, compare
+from noclobber.observe.core.seen.records import Record
+from noclobber.observe.core.seen.sites import site_of
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import fingerprint, same
 from noclobber.observe.witness.layout import geometry, touch
 

@@ -12,12 +12,14 @@ import torch
 
 from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle, Needed, Suspect
-from noclobber.observe.core.sites import Place, caller, site_of
-from noclobber.observe.core.written import Written, tensors
+from noclobber.observe.core.seen.handles import Handle, Needed, Suspect
+from noclobber.observe.core.seen.sites import Place, caller, site_of
+from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.preserve.copy_before_write import Copies
-from noclobber.observe.torch_api import engine_state, modes, storages, tensor_state
+from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import geometry, span_of, touch
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from noclobber.observe.torch_api import (
-    compile_guard,
-    engine_state,
-    hook_stack,
-    modes,
-    private,
-    registry,
-    spare_key,
-    storages,
-    tensor_state,
-)
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.dispatch import compile_guard, modes, registry, spare_key
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 MODULES = (compile_guard, engine_state, hook_stack, modes, registry, storages, tensor_state)
 """The modules whose `NAMES` are private names of PyTorch."""

@@ -13,7 +13,9 @@ import torch
 import torch.utils.checkpoint
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe.torch_api import engine_state, hook_stack, modes, private, spare_key
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.dispatch import modes, spare_key
 
 
 def of_saves() -> None:

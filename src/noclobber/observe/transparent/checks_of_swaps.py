@@ -9,8 +9,9 @@ import torch
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Aside, Handle, Needed, is_result
-from noclobber.observe.torch_api import private, storages, tensor_state
+from noclobber.observe.core.seen.handles import Aside, Handle, Needed, is_result
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 
 def arm(context: Context, way: Way) -> None:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.observe.core import handles, save_hooks
-from noclobber.observe.core.backward_calls import End
+from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.records import Backward
-from noclobber.observe.torch_api import engine_state, graph, hook_stack, native_saves, storages
+from noclobber.observe.core.seen import handles
+from noclobber.observe.core.seen.records import Backward
+from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack, native_saves
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import geometry
 
 if TYPE_CHECKING:

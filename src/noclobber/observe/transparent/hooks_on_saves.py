@@ -8,8 +8,9 @@ import torch
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.handles import Handle, Suspect
-from noclobber.observe.torch_api import graph, native_saves, private
+from noclobber.observe.core.seen.handles import Handle, Suspect
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.autograd import graph, native_saves
 
 _NOTHING = torch.empty(0, device="cpu")
 

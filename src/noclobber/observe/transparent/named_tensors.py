@@ -14,10 +14,11 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from noclobber.observe.core import write_kernels
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import modes, private, registry, spare_key
+from noclobber.observe.core.writes import write_kernels
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch import modes, registry, spare_key
 
 Result = TypeVar("Result")
 UNSEEN = "writes, as soon as dimensions of tensors have names"

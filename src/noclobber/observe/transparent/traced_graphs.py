@@ -9,7 +9,8 @@ import torch.jit
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import compile_guard, private, spare_key
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch import compile_guard, spare_key
 from noclobber.observe.torch_api.frames import passed_over
 
 WHILE_TRACING = "writes while `torch.jit.trace` records"

@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 
 from noclobber.observe.core.context import Context
-from noclobber.observe.torch_api import engine_state
+from noclobber.observe.torch_api.autograd import engine_state
 
 CRASHES = torch.__version__ >= "2.14"
 """True if such a node may end the process with a crash: on 2.15, and not on 2.13. 2.14 was not tried."""

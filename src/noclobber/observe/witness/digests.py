@@ -12,7 +12,9 @@ from weakref import ref
 import torch
 import xxhash
 
-from noclobber.observe.torch_api import modes, private, spare_key, storages, tensor_state
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch import modes, spare_key
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 LARGE = 64 * 1024
 """From this size on, in bytes, a tensor that is saved several times is read only once."""

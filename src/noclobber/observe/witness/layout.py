@@ -10,7 +10,8 @@ import torch
 
 from noclobber.model.live_saves import EVERYWHERE, Span, meet
 from noclobber.model.overlap import Region, overlap
-from noclobber.observe.torch_api import modes, storages
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages
 
 if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef

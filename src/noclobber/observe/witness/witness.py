@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.observe.torch_api import modes, storages, tensor_state
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, OnDevice, fingerprint, same
 from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
 
 if TYPE_CHECKING:
-    from noclobber.observe.torch_api.storages import StorageRef
+    from noclobber.observe.torch_api.tensors.storages import StorageRef
 
 MemoryOf = tuple[int, "StorageRef", int]
 """The key of a tensor's storage, a reference to the storage, and the tensor's version."""

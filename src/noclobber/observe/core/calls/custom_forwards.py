@@ -1,0 +1,183 @@
+"""Custom Functions in forward: the one wrapper of `Function.apply`.
+
+It records what a call keeps on its ctx and what it declares dirty, and calls the watchers. From then on writes to what
+it returned as a view are remembered, whoever makes them: PyTorch may refuse the view for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.autograd.function import BackwardCFunction, Function
+
+from noclobber.model.tracebacks import without_own_frames
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.core.seen.sites import Place, caller
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages, tensor_state
+
+if TYPE_CHECKING:
+
+    class _Ctx(torch.autograd.graph.Node):
+        _forward_cls: type  # PyTorch's stubs lack it
+
+
+_DECLARATIONS = ("to_save", "saved_for_forward", "non_differentiable", "materialize_grads")
+"""The attributes that the methods of a ctx set. PyTorch reads and checks these itself."""
+
+
+class ForwardCall:
+    """A call of `apply` under way. `kept` holds where each tensor, list, tuple or dict was put on the ctx, by name."""
+
+    __slots__ = ("args", "ctx", "dirty", "ends", "function", "kept", "result")
+
+    def __init__(self, function: type, args: tuple[object, ...]) -> None:
+        self.function, self.args = function, args
+        self.ctx: torch.autograd.graph.Node | None = None
+        """None until the forward sets an attribute."""
+        self.kept: dict[str, Place | None] = {}
+        self.dirty: tuple[object, ...] = ()
+        self.ends: list[tuple[Callable[..., object], object]] = []
+        """What to call at the end, each with what its `begin` returned."""
+        self.result: object = None
+        """What the call returned; known at its end."""
+
+
+State = TypeVar("State")
+
+
+class CustomForwards:
+    """The watchers of these forwards."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Callable[..., object], Callable[..., object]]] = []
+        self._ctxs: list[tuple[Callable[..., object], Callable[..., object]]] = []
+
+    def watch(
+        self,
+        way: Way,
+        begin: Callable[[tuple[object, ...]], State | None],
+        end: Callable[[ForwardCall, State, bool], object],
+    ) -> None:
+        """Call `begin` with the arguments of every call; and if that returns anything, call `end` with the call, with
+        what `begin` returned, and with True if the forward returned, False if it raised."""
+        _add(way, self._calls, (way.entry(begin), way.entry(end, also_off=True)))
+
+    def watch_ctx(
+        self,
+        way: Way,
+        kept: Callable[[ForwardCall], object],
+        forget: Callable[[torch.autograd.graph.Node, str], object],
+    ) -> None:
+        """Call `kept` with every call that has returned and kept something on its ctx, and `forget` with the ctx and
+        the name of an attribute that is set or deleted later."""
+        _add(way, self._ctxs, (way.entry(kept), way.entry(forget)))
+
+    def begin(self, call: ForwardCall) -> None:
+        """Tell the watchers that a call begins."""
+        for begin, end in tuple(self._calls):
+            if (state := begin(call.args)) is not None:
+                call.ends.append((end, state))
+
+    def end(self, call: ForwardCall, returned: bool) -> None:
+        """Tell the watchers that a call has ended."""
+        for end, state in call.ends:
+            end(call, state, returned)
+        if returned and call.kept:
+            for kept, _ in tuple(self._ctxs):
+                kept(call)
+
+    def forget(self, ctx: torch.autograd.graph.Node, name: str) -> None:
+        """Tell the watchers that an attribute of a ctx was set or deleted after its forward."""
+        for _, forget in tuple(self._ctxs):
+            forget(ctx, name)
+
+
+def _add(way: Way, watching: list[State], entry: State) -> None:
+    """Add to those who watch, until the way is taken off."""
+    watching.append(entry)
+    way.at_end(lambda: watching.remove(entry))
+
+
+class _Calls(threading.local):
+    def __init__(self) -> None:
+        self.under_way: list[ForwardCall] = []
+
+
+def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memory: Memory) -> None:
+    """See every call of a custom Function in threads that are watched, except of PyTorch's own Functions."""
+    native = vars(Function)["apply"]  # a Python classmethod; since torch 2.15 one written in C++
+    calls = _Calls()
+
+    def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
+        if not is_watched() or cls.__module__.startswith("torch.") or modes.transforms_active():
+            return None
+        call = ForwardCall(cls, args)
+        forwards.begin(call)
+        return call
+
+    def ended(call: ForwardCall, returned: bool) -> None:
+        forwards.end(call, returned)
+        for one in call.result if isinstance(call.result, tuple) else (call.result,):
+            if isinstance(one, torch.Tensor) and one.requires_grad and tensor_state.is_view_of_function(one):
+                key, base = storages.storage_key(one), one._base
+                if key is not None and base is not None and not base.requires_grad:
+                    memory.returned_as_view(key, one)
+
+    begins, ends = way.entry(began), way.entry(ended, also_off=True)
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> object:
+        call = begins(cls, args)
+        if call is None:
+            return native.__get__(None, cls)(*args, **kwargs)
+        calls.under_way.append(call)
+        try:
+            call.result = result = native.__get__(None, cls)(*args, **kwargs)
+        except BaseException as error:
+            calls.under_way.pop()
+            ends(call, False)
+            without_own_frames(error)
+            raise
+        calls.under_way.pop()
+        ends(call, True)
+        return result
+
+    way.patches.put(Function, "apply", classmethod(apply))
+    _on_attributes(forwards, way, calls)
+
+
+def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
+    """See every attribute that is set or deleted on the ctx of a custom Function."""
+    set_native: Callable[[object, str, object], None] = object.__setattr__
+    del_native: Callable[[object, str], None] = object.__delattr__
+
+    def __setattr__(ctx: _Ctx, name: str, value: object) -> None:
+        set_native(ctx, name, value)
+        noted(ctx, name, value)
+
+    def was_set(ctx: _Ctx, name: str, value: Any) -> None:
+        under_way = calls.under_way
+        if under_way and under_way[-1].function is ctx._forward_cls:
+            call = under_way[-1]
+            call.ctx = ctx
+            if name == "dirty_tensors":
+                call.dirty = value
+            elif isinstance(value, (torch.Tensor, list, tuple, dict)) and name not in _DECLARATIONS:
+                if not isinstance(value, tuple) or any(isinstance(part, torch.Tensor) for part in value):
+                    call.kept[name] = caller(1)
+                else:  # it never gets a tensor, as a list or a dict may
+                    call.kept.pop(name, None)
+        else:
+            forwards.forget(ctx, name)
+
+    def __delattr__(ctx: _Ctx, name: str) -> None:
+        del_native(ctx, name)
+        way.guarded(lambda: forwards.forget(ctx, name))
+
+    noted = way.entry(was_set)
+    way.patches.put(BackwardCFunction, "__setattr__", __setattr__)
+    way.patches.put(BackwardCFunction, "__delattr__", __delattr__)

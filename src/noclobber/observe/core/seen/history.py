@@ -1,0 +1,181 @@
+"""What later findings may need: recent writes and views, and memory that will be read again. Its size is bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from operator import attrgetter
+from typing import Protocol
+
+import torch
+
+from noclobber.model.events import Tensor, Write
+from noclobber.model.forks import unlocked_in_child
+from noclobber.model.live_saves import EVERYWHERE, LiveSaves
+from noclobber.observe.core.seen.collector import MANY, leave_out
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.hot_path import HotPath
+from noclobber.observe.core.seen.records import Backward, Record, Stepped, looked_at, moment
+from noclobber.observe.core.seen.sites import Place
+from noclobber.observe.core.seen.thread_state import Thread
+from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.witness.layout import span_of
+from noclobber.observe.witness.witness import Witness
+
+RECENT = 8192
+"""Writes that are kept, needed or not, before those that no finding can need are dropped."""
+
+MOST_LOOKS = 16
+"""How often a line that writes to tensors in the graph is asked whether it meets a live save."""
+_MOST_VIEWS = 256
+"""Storages of views that custom Functions returned: more are not remembered at a time."""
+
+
+class ForeignWriters(Protocol):
+    """What watches saves whose memory foreign code may hold (exported_saves.py)."""
+
+    @property
+    def handed(self) -> Mapping[int, object]:
+        """The storages that foreign code may hold, by key; the same object for good, and empty most of the time."""
+
+    def writes(self, handle: Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
+        """Return the writes that changed the bytes of a save that is being read."""
+
+
+class Memory:
+    """What is remembered in this process."""
+
+    def __init__(self) -> None:
+        self.live: LiveSaves[Handle] = LiveSaves(storages.storage_key, span_of)
+        """The saves that autograd holds."""
+        self.logged: list[Record] = []
+        """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
+        self.limit = RECENT
+        self.steps: deque[Stepped] = deque()
+        """Steps of optimizers that are not in `logged` yet."""
+        self.several: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
+        """The operators that returned several views: the number of the node, the name, the place."""
+        self.native: HotPath | None = None
+        """The native part while it takes writes and saves; else None."""
+        self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
+        """The ends of `backward()` calls: the moment, and where the call was made."""
+        self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
+        """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
+        self.returned: dict[int, storages.StorageRef] = {}
+        """The storages of views that custom Functions returned of tensors outside of the graph, by key. Writes to them
+        are remembered with gradients off too. It is always the same object, so callers may keep it."""
+        self.looks: dict[tuple[int, int], int] = {}
+        """How often a line that writes to tensors in the graph is still asked whether it meets a live save, by the id
+        of its code and the instruction. It is always the same object, so callers may keep it."""
+        self.foreign_writers: ForeignWriters | None = None
+        """What watches saves whose memory foreign code may hold; None if contents are not watched."""
+        self.began: int | None = 0
+        """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""
+        self.thread = Thread()
+        unlocked_in_child(self)
+
+    def unlock(self) -> None:
+        """Make a new lock that nobody holds. Called at the start and in a forked child."""
+        self._pruning = threading.Lock()
+
+    @property
+    def recent(self) -> list[Record]:
+        """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
+        taken = list(self.native.records()) if self.native is not None else []
+        with suppress(IndexError):  # until there are none: other threads add to them, and take from them
+            while True:
+                taken += self.steps.popleft().records()
+        if taken:
+            self.logged += taken
+            self.logged.sort(key=attrgetter("moment"))
+            if len(self.logged) > self.limit:
+                self.prune(newest=max(RECENT // 4, len(taken)))
+        return self.logged
+
+    def log(self, record: Record) -> None:
+        """Remember a write. The kernels of operators do this themselves (write_log.py)."""
+        self.logged.append(record)
+        if len(self.logged) > MANY:
+            leave_out(record)
+            if len(self.logged) > self.limit:
+                self.prune()
+
+    @property
+    def views(self) -> deque[tuple[int, str, Place | None]]:
+        """The operators that returned several views, oldest first within a thread."""
+        if self.native is not None:
+            self.several.extend(self.native.views())
+        return self.several
+
+    def place_of(self, node: int) -> Place | None:
+        """Return where a node of the calling thread last saved; None if that is not known (any more)."""
+        place = self.native.place_of(node) if self.native is not None else None
+        return self.thread.history.place_of(node) if place is None else place
+
+    def stepped(self, one: Stepped) -> None:
+        """Remember a step of an optimizer, and as many before it as make RECENT writes if they are as large."""
+        self.steps.append(one)
+        most = RECENT // max(1, len(one.keys))
+        with suppress(IndexError):  # another thread takes from them too
+            while len(self.steps) > max(1, most):
+                self.steps.popleft()
+
+    def prune(self, newest: int = RECENT // 4) -> None:
+        """Keep the `newest` writes and those that a finding may need. Called when `logged` is longer than `limit`.
+
+        The limit then becomes twice what is left, so pruning costs a constant time per write. Other threads may append
+        meanwhile. A thread that calls this while another thread prunes returns at once.
+        """
+        if not self._pruning.acquire(blocking=False):
+            return
+        try:
+            logged, count = self.logged, len(self.logged)
+            old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
+            some = self.live.any() or self.rereads.any()
+            needed = {key: some and self._is_needed(key) for key in {record.key for record in old}}
+            logged[:count] = [record for record in old if needed[record.key]] + new
+            self.limit = max(RECENT, 2 * len(logged))
+        finally:
+            self._pruning.release()
+
+    def _is_needed(self, key: int) -> bool:
+        """Return True if a finding may need the writes to a storage, however old they are."""
+        return bool(self.live.at(key)) or self.is_reread(key)
+
+    def expect(self, reread: Witness) -> None:
+        """Remember the writes to this memory as long as `reread` lives."""
+        self.rereads.add(reread)
+
+    def returned_as_view(self, key: int, view: torch.Tensor) -> None:
+        """Remember the writes to the memory of a view that a custom Function returned, while it is there."""
+        if (known := self.returned.get(key)) is None or known.expired():
+            for other in [one for one, storage in self.returned.copy().items() if storage.expired()]:
+                self.returned.pop(other, None)
+            if len(self.returned) < _MOST_VIEWS:
+                self.returned[key] = storages.storage_ref(view)
+
+    def is_reread(self, key: int) -> bool:
+        """Return True if writes to a storage must be remembered although no save of ours lies on it."""
+        return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.has(key))
+
+    def begin(self) -> None:
+        """Note that seeing begins, or goes on where nothing was missed."""
+        if self.began is None:
+            self.began = moment()
+
+    def end(self) -> None:
+        """Note that some writes will not be seen from now on. Called before that is so."""
+        self.began = None
+
+    def forget(self) -> None:
+        """Drop the writes, views and ends of backward calls. What belongs to threads stays."""
+        self.logged.clear()
+        self.limit = RECENT
+        self.steps.clear()
+        self.several.clear()
+        self.accumulated.clear()
+        self.returned.clear()
+        self.looks.clear()
+        looked_at.clear()

@@ -1,0 +1,103 @@
+"""The state of one thread. In PyTorch, sequence numbers, dispatch keys and hook stacks belong to a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+from weakref import ref
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from noclobber.model.events import Step
+from noclobber.observe.core.seen.records import Backward
+from noclobber.observe.core.seen.sites import Place
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.witness.digests import Digest
+
+HISTORY = 16_384
+"""Places of past saves that are kept for graphs that were freed."""
+
+
+class History:
+    """The nodes of past saves and their places, newest last. Two rows, as pairs would cost a tuple per save."""
+
+    __slots__ = ("nodes", "places")
+
+    def __init__(self) -> None:
+        self.nodes: deque[int] = deque(maxlen=HISTORY)
+        self.places: deque[Place | None] = deque(maxlen=HISTORY)
+
+    def place_of(self, node: int) -> Place | None:
+        """Return where a node last saved; None if that is not known (any more)."""
+        rows = zip(reversed(self.nodes), reversed(self.places), strict=True)
+        return next((place for number, place in rows if number == node), None)
+
+
+class PackedSave(Protocol):
+    """A save that the program's hooks packed: its node's number, its fingerprint."""
+
+    node: int
+    digest: Digest
+    filled_last: bool
+
+    @property
+    def key(self) -> int | None:
+        """Return the key of its storage."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Return True if backward reads a copy that the hooks made at the save."""
+
+
+class Thread(threading.local):
+    """The state of the calling thread."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.hooks: hook_stack.Pair | None = None
+        """Noclobber's pair of hooks on this thread; None if there is none."""
+        self.mode: TorchDispatchMode | None = None
+        """The mode that sees writes where the spare key does not work."""
+        self.operators: AbstractContextManager[object] | None = None
+        """The mode that sees every operator, if somebody asks for that."""
+        self.entered = False
+        self.apart = False
+        """True while a trial of noclobber's own runs, which nobody watches."""
+        self.blocks = 0
+        """How many `watch`, `preserve` and `install` blocks this thread is in."""
+        self.arming = 0
+        """The number of the arming in which this thread was entered."""
+        self.era = -1
+        """The last `Context.era` in which saves of this thread were seen."""
+        self.first_node = 0
+        """The sequence number of the next autograd node when that era began here."""
+        self.withdrawn: hook_stack.Pair | None = None
+        """The pair of hooks that is off this thread's stack for now; None if none is."""
+        self.step: Step | None = None
+        self.stepped: frozenset[int | None] | None = None
+        """The storages that this step may write, if it runs a closure; else None."""
+        self.muted = False
+        self.given: list[list[Any]] = []
+        """The arguments of the custom Functions whose forward is under way, innermost last (undeclared_writes.py)."""
+        self.packed: deque[ref[PackedSave]] = deque(maxlen=8)
+        """The latest saves that the program's hooks packed."""
+        self.again: list[Any] = []
+        """The checkpointed regions that run again in this thread, innermost last (regions.py)."""
+        self.preserving = 0
+        """How many `_unsafe_preserve_version_counter` blocks this thread is in."""
+        self.backwards: list[Backward] = []
+        """The backward calls that this thread makes, innermost last."""
+        self.boundary = 0
+        """The sequence number at the end of the last backward: nodes below it belong to graphs that may be freed."""
+        self.boundaries: dict[tuple[int, ...], tuple[Place | None, int]] = {}
+        """The same number for each line that ran a backward, newest last; by the identity of its place."""
+
+    @property
+    def watched(self) -> bool:
+        """Return True if this thread was entered, or works for a backward call of a thread that was.
+
+        The engine gives its threads the dispatch keys and the hooks of the calling thread, including noclobber's.
+        """
+        return self.entered or engine_state.backward_call() is not None

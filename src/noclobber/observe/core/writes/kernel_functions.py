@@ -1,0 +1,177 @@
+"""The kernels: Python functions that run in place of the operators that write, and tell the context of each write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from noclobber.model.error import ClobberError
+from noclobber.model.tracebacks import without_own_frames
+from noclobber.observe.core.context import After, Context
+from noclobber.observe.core.seen.sites import place_of
+from noclobber.observe.core.seen.written import Written, tensors
+from noclobber.observe.core.writes import late_fills
+from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.dispatch import modes, registry, spare_key
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+Kernel = Callable[..., object]
+Before = Callable[[Written, torch.Tensor], After | None]
+"""Called before each written tensor. What it returns, if not None, runs after the write. ClobberError stops it."""
+_NUMBERS = frozenset((bool, int, float, complex))
+
+_told: tuple[Context, Before] | None = None
+
+
+def told() -> tuple[Context, Before] | None:
+    """Return what the kernels tell at present; None if nobody listens."""
+    return _told
+
+
+def tell(told: tuple[Context, Before] | None) -> None:
+    """Set what the kernels tell. With None they report nothing, and a thread that is still entered leaves at its next
+    write."""
+    global _told
+    _told = told
+
+
+def writing(name: str, written: Written) -> Kernel:
+    """Return the kernel of an overload that writes, by its full name."""
+    include, key, is_inside, moves_none = (
+        spare_key.include,
+        spare_key.KEY,
+        spare_key.below_versions,
+        written.moves_no_version,
+    )
+    only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
+    # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
+    # test_exotic.py).
+    sight = modes.plain if written.op == "aten::set_" else None
+    call: Kernel | None = None
+    by_name: Kernel
+    may_be_numbers: tuple[int, ...]
+
+    def kernel(*args: object, **kwargs: object) -> object:
+        nonlocal call, by_name, may_be_numbers
+        if call is None:  # `torch.ops` makes each of the 1,500 when it is first asked for, which takes 0.1 ms
+            op = registry.overload(name)
+            by_name, may_be_numbers, call = op._overloadpacket._op, _may_be_numbers(op), op._op
+        told, run, after, overlapped = _told, call, None, None
+        for i in may_be_numbers:
+            if i < len(args) and type(args[i]) in _NUMBERS:
+                run = by_name
+        if told is None:
+            include(key, False)
+            return run(*args, **kwargs)
+        context, before = told
+        if not context.watching and (moves_none or is_inside()):  # as the `copy_` of every `linear`
+            include(key, False)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                include(key, True)
+        try:
+            if only_first and isinstance(args[0], torch.Tensor):
+                after = before(written, args[0])
+            else:
+                for tensor in tensors(written, args, kwargs):
+                    after = before(written, tensor) or after
+            if context.keeping:
+                overlapped = context.parts.overlaps(context, written, args, kwargs)
+        except ClobberError as stopped:
+            without_own_frames(stopped)
+            raise
+        except Exception as failure:
+            context.core.fail(failure)
+        include(key, False)
+        try:
+            if sight is None:
+                result = run(*args, **kwargs)
+            else:
+                with sight():
+                    result = run(*args, **kwargs)
+        except RuntimeError as error:
+            context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
+            without_own_frames(error)
+            raise
+        finally:
+            include(key, True)
+        if after is not None:
+            after()
+        if overlapped is not None:
+            overlapped()
+        return result
+
+    return kernel
+
+
+def filling(kernel: Kernel, written: Written) -> Kernel:
+    """Return a kernel that also takes note of the argument that its operator fills after saving it."""
+    position, name = written.fills or (0, "")
+
+    def call(*args: Any, **kwargs: Any) -> object:
+        node = engine_state.next_node()
+        try:
+            result = kernel(*args, **kwargs)
+        except RuntimeError as error:
+            without_own_frames(error)
+            raise
+        if _told is not None:
+            filled = kwargs[name] if name in kwargs else args[position]
+            last = len(written.arguments) == 1
+            _told[0].core.guarded(partial(late_fills.filled, _told[0], filled, node, last=last))
+        return result
+
+    return call
+
+
+def _may_be_numbers(op: OpOverload[..., object]) -> tuple[int, ...]:
+    """Return the positions of tensor arguments that may reach a kernel as numbers which the overload does not accept.
+
+    Inside PyTorch, `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number. A Python
+    kernel gets a plain number, and only a few overloads accept that (torch 2.13; tests/observe/core/test_numbers.py).
+    The others are called by name, and PyTorch picks the overload for a number.
+    """
+    if registry.takes_numbers(op._schema.name):
+        return ()
+    arguments = enumerate(op._schema.arguments)
+    return tuple(i for i, argument in arguments if str(argument.type) == "Tensor" and argument.alias_info is None)
+
+
+def passing(op: OpOverload[..., object], views: str = "") -> Kernel:
+    """Return a kernel that runs the operator without kernels for what it calls: its inner writes are not logged.
+
+    `views` is the operator's name if it returns several views, else empty.
+    """
+    run, include, exclude, key = op._op, spare_key.include, spare_key.exclude, spare_key.KEY
+
+    def kernel(*args: object, **kwargs: object) -> object:
+        told = _told
+        if told is None:
+            include(key, False)
+            return run(*args, **kwargs)
+        if views:
+            told[0].core.guarded(partial(views_made, told[0], views))
+        exclude(key, True)  # included all the same: `key_is_set` tells a save inside that no operator is writing
+        try:
+            return run(*args, **kwargs)
+        except RuntimeError as error:
+            without_own_frames(error)
+            raise
+        finally:
+            exclude(key, False)
+
+    return kernel
+
+
+def views_made(context: Context, op: str) -> None:
+    """Remember an operator that is about to return several views. Its node gets the next number; with gradients off it
+    has none."""
+    if torch.is_grad_enabled():
+        context.memory.several.append((engine_state.next_node(), op, place_of(sys._getframe(1))))

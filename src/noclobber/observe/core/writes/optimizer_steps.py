@@ -1,0 +1,228 @@
+"""Optimizer steps: one record per parameter and step, by PyTorch's global optimizer hooks, instead of one per write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from noclobber.model.error import ClobberError
+from noclobber.model.events import Step
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.seen.records import Stepped, moment, record
+from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
+from noclobber.observe.core.seen.thread_state import Thread
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.dispatch import spare_key
+from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.witness.layout import Geometry, geometry, span
+
+Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]
+"""Called with the optimizer and what its `step` was called with."""
+_STEPS = 256
+"""The number of lines that run a step, for which the Step is kept."""
+_OPTIMIZERS = 64
+"""The number of optimizers of which the keys and geometries of parameters are kept."""
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
+    """Return the tensors that a step may write: every parameter that has a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    """Return True if a parameter may be a shard, as those of FSDP2 are. Saves of what it shards lie in other memory."""
+    return type(parameter) not in storages.PLAIN
+
+
+def _is_ours(kind: type) -> bool:
+    """Return True if a type of optimizers is PyTorch's own: its step runs no code of the program but a closure."""
+    return kind.__module__.startswith("torch.optim.")
+
+
+def arm(context: Context, way: Way) -> None:
+    """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
+    # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
+    before, after = _before(context, way), _after(context, way)
+    if context.native is not None and context.by_key:
+        take, end = context.native.around_steps(before, after, _is_ours, _about)
+        before, after = _in_python(way, take), _in_python(way, end, also_off=True)
+    way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, before).remove)
+    way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
+
+
+def _in_python(way: Way, hook: Hook, *, also_off: bool = False) -> Hook:
+    """Return a native hook as a function of Python's: torch.compile warns of others. It calls the hook as `Way.entry`
+    does, which costs more."""
+
+    def call(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if way.on or also_off:
+            try:
+                hook(optimizer, args, kwargs)
+            except ClobberError:
+                raise
+            except Exception as failure:
+                way.fail(failure)
+
+    return call
+
+
+def _before(context: Context, way: Way) -> Hook:
+    """Return what is called before a step. It records the writes to parameters that a finding may need. PyTorch's own
+    optimizers then run unlogged."""
+    thread, live, rereads = context.thread, context.live, context.memory.rereads
+    watching, native, by_key, set_key = context.watching, context.native, context.by_key, spare_key.set_key
+    remember = _remembering(context)
+
+    def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if not way.on:
+            return
+        try:  # as `Way.guarded` does, which costs more
+            if not (thread.entered or thread.watched):
+                return
+            if thread.muted:
+                unmute(thread)
+            place = caller(0) if native is None else native.place_here()
+            step = step_of(type(optimizer).__name__, place)
+            closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
+            # `differentiable=True` records the step itself.
+            rests = (
+                by_key and not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
+            )
+            thread.step, thread.stepped = step, None
+            if native is not None and not rests:
+                native.set_usual(False)  # each write belongs to the step
+            if closure:
+                # Only writes to parameters are the step's own.
+                groups = optimizer.param_groups
+                thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
+            if rests:
+                if watching and (live.any() or rereads.any()):
+                    _about_to_write(context, optimizer, parameters(optimizer), place, step)
+                else:
+                    remember(optimizer, place, step)
+                thread.muted = True
+                set_key(False)
+            elif watching and live.any():
+                _about_to_write(context, optimizer, filter(_is_sharded, parameters(optimizer)), place, step)
+        except ClobberError:
+            raise
+        except Exception as failure:
+            way.fail(failure)
+
+    return before
+
+
+def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | None, Step], None]:
+    """Return a function that remembers the writes of a step under `install`, where nothing is known of saves.
+
+    The keys and geometries of parameters are read once for each optimizer, and again when a parameter is on other
+    memory or shows it in another way.
+    """
+    known: dict[int, tuple[list[object], tuple[int | None, ...], tuple[Geometry, ...]]] = {}
+    memory, thread, next_node, plain = context.memory, context.thread, engine_state.next_node, storages.PLAIN.issuperset
+
+    def remember(optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
+        written = parameters(optimizer)
+        seen = _shown(written) if plain(map(type, written)) else None  # the shards of FSDP2 are no plain tensors
+        if seen is None:
+            _about_to_write(context, optimizer, parameters(optimizer), place, step)
+            return
+        shown, versions = seen
+        found = known.get(id(optimizer))
+        if found is None or found[0] != shown:
+            if len(known) >= _OPTIMIZERS:
+                known.clear()
+            found = (shown, tuple(map(storages.storage_key, written)), tuple(map(geometry, written)))
+            known[id(optimizer)] = found
+        _, keys, where = found
+        about = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
+        in_backward, node = len(thread.backwards), next_node()
+        memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
+
+    return remember
+
+
+def _shown(parameters: Sequence[torch.Tensor]) -> tuple[list[object], list[int]] | None:
+    """Return what memory each parameter shows, and how, and the versions; None if one has no address, as sparse ones,
+    or no version."""
+    address = storages.address
+    try:
+        shown: list[object] = [
+            (address(one), one.storage_offset(), one.shape, one.stride(), one.dtype) for one in parameters
+        ]
+        return shown, [one._version for one in parameters]
+    except RuntimeError:
+        return None
+
+
+def _about_to_write(
+    context: Context,
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[torch.Tensor],
+    place: Place | None,
+    step: Step,
+) -> None:
+    written = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
+    for parameter in parameters:
+        key = storages.storage_key(parameter)
+        if key is None:
+            continue
+        noted = record(written, parameter, key, place, context.thread)
+        context.memory.log(noted)
+        if context.watching:
+            met, _ = context.live.meeting(key, span(noted.geometry), parameter)
+            if met.handles:
+                context.meet(met.handles, parameter, noted)
+
+
+_steps: dict[tuple[object, ...], Step] = {}
+"""By the name of the optimizer and the identity of the place, which the Step holds."""
+
+
+def step_of(optimizer: str, place: Place | None) -> Step:
+    """Return the Step of an optimizer, by the name of its class, at a place; the same object each time."""
+    key = (optimizer, *identity(place))
+    step = _steps.get(key)
+    if step is None:
+        if len(_steps) >= _STEPS:
+            _steps.clear()
+        step = _steps[key] = Step(optimizer, site_of(place))
+    return step
+
+
+@lru_cache(maxsize=256)
+def written_by(optimizer: str, fused: bool = False) -> Written:
+    """Return what the record of a step says that it writes."""
+    return Written(f"{optimizer}.step", (), fused)
+
+
+def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]:
+    """Return what the record of a step says: what writes, and the step."""
+    return written_by(kind.__name__, fused), step_of(kind.__name__, place)
+
+
+def _after(context: Context, way: Way) -> Hook:
+    thread, native = context.thread, context.native
+
+    def after(*_: object) -> None:
+        if thread.muted:
+            unmute(thread)
+            return
+        thread.step = None
+        if native is not None and thread.entered:
+            native.set_usual(True)
+
+    return way.entry(after)
+
+
+def unmute(thread: Thread) -> None:
+    """Log writes again. Also called later for a step that raised and did not reach its end."""
+    if thread.muted:
+        thread.muted = False
+        thread.step = None
+        spare_key.set_key(True)

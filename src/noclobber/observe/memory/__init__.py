@@ -1,0 +1,1 @@
+"""The bytes that tensors hold over time, and those that saves keep."""

@@ -1,0 +1,197 @@
+"""Counts the bytes that saves keep alive, storage by storage, and remembers who kept them when they were the most."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Literal
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from noclobber.model.forks import unlocked_in_child
+from noclobber.model.ledger import Entry, Ledger
+from noclobber.model.source import source_line
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.records import Backward
+from noclobber.observe.core.seen.sites import Place, site_of
+from noclobber.observe.describe.called import module_call, modules_called
+from noclobber.observe.torch_api.autograd import graph
+from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.torch_api.tensors import storages
+
+Lives = Literal["", "parameter", "buffer"]
+"""What else keeps a storage alive, for as long as the model is there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Storage:
+    """A storage that saves keep, for the save that came first."""
+
+    bytes: int
+    place: Place | None
+    module: str
+    lives: Lives
+    saver: _Held
+    """The handle that came first."""
+    reference: storages.StorageRef
+    """Tells whether the storage is still there, and its key means it."""
+    holders: int = 1
+    node: str = ""
+
+
+class _Held(ref[Handle]):
+    """A reference to a handle, which knows the storage that the handle keeps, and its key."""
+
+    __slots__ = ("key", "storage")
+    key: int
+    storage: _Storage
+
+
+class SavedBytes:
+    """Counts for as long as it is among the accounts of the context. Its numbers may be read later too."""
+
+    def __init__(self) -> None:
+        self._call = module_call()
+        self._storages: dict[int, _Storage] = {}
+        self._held: dict[int, _Held] = {}
+        self._now, self._most = 0, -1
+        self._peak: list[_Storage] = []
+        self._rising = False
+        """Whether the bytes are at their most so far, and nobody has written down who keeps them."""
+        self._where: Place | None = None
+        self._begun = self._backwards = 0
+        self._names: WeakKeyDictionary[torch.nn.Module, WeakKeyDictionary[torch.nn.Module, str]] = WeakKeyDictionary()
+        unlocked_in_child(self)
+
+    def unlock(self) -> None:
+        """Make a new lock, which no thread holds."""
+        self._lock = threading.RLock()  # a handle may die wherever the garbage collector runs
+
+    def saved(self, handle: Handle, frame: FrameType) -> None:
+        """Count a save that was just made by code that `frame` called."""
+        key = storages.storage_key(handle.alias)
+        if key is None:
+            return
+        held = _Held(handle, self._released)
+        held.key = key
+        with self._lock:
+            self._held[id(held)] = held
+            known = self._storages.get(key)
+            if known is not None and not known.reference.expired():
+                known.holders += 1
+                held.storage = known
+                return
+            size = storages.storage(handle.alias).nbytes()
+            modules = [one for one, _ in modules_called(frame, self._call)]
+            lives = _lives(handle.tensor(), key, modules)
+            reference = storages.storage_ref(handle.alias)
+            one = _Storage(size, handle.place, self._path(*modules), lives, held, reference)
+            held.storage = self._storages[key] = one
+            if not lives:
+                self._now += size
+            if self._now > self._most:
+                self._most, self._rising = self._now, True
+                self._where, self._backwards = handle.place, self._begun
+
+    def _released(self, held: ref[Handle]) -> None:
+        assert isinstance(held, _Held)
+        with self._lock:
+            self._held.pop(id(held), None)
+            one = held.storage
+            one.holders -= 1
+            if one.holders:
+                return
+            if self._rising:
+                self._write_down()
+            if self._storages.get(held.key) is one:
+                del self._storages[held.key]
+            self._now -= 0 if one.lives else one.bytes
+
+    def _write_down(self) -> None:
+        self._peak, self._rising = list(self._storages.values()), False
+
+    def begins(self, call: Backward) -> None:
+        """Learn which nodes keep what, before a backward reads it."""
+        self._begun += 1
+        with self._lock:
+            if self._rising:
+                self._write_down()
+        for node in graph.walk(graph.roots_of(call.outputs)):
+            for saved in graph.saves_of_or_gone(node):
+                handle = graph.content(saved)
+                if isinstance(handle, Handle):
+                    one = self._storages.get(storages.storage_key(handle.alias) or 0)
+                    if one is not None and (not one.node or one.saver() is handle):
+                        one.node = node.name()
+
+    def ledger(self) -> Ledger:
+        """Return what was kept at the peak, with equal lines, modules and nodes as one entry."""
+        with self._lock:
+            if self._rising:
+                self._write_down()
+            storages = list(self._peak)
+        sums: dict[tuple[Place | None, str, str, Lives], list[int]] = {}
+        for one in storages:
+            total = sums.setdefault((one.place, one.module, one.node, one.lives), [0, 0])
+            total[0] += one.bytes
+            total[1] += 1
+        entries = [_entry(*key, size, count) for key, (size, count) in sums.items()]
+        at = _entry(self._where, "", "", "", 0, 0)
+        entries.sort(key=lambda one: (one.lives_anyway, -one.bytes, one.path, one.line))
+        return Ledger(tuple(entries), at.path, at.line, self._backwards)
+
+    def _path(self, *modules: torch.nn.Module) -> str:
+        """Return the path of the innermost module, such as "ResNet.layer1.0.conv1". No module is held for it."""
+        if not modules:
+            return ""
+        root, inner = modules[0], modules[-1]
+        names = self._names.get(root)
+        if names is None:
+            names = self._names[root] = WeakKeyDictionary({one: name for name, one in root.named_modules()})
+        name = names.get(inner, type(inner).__name__)
+        return f"{type(root).__name__}.{name}" if name else type(root).__name__
+
+
+def _entry(place: Place | None, module: str, node: str, lives: Lives, size: int, count: int) -> Entry:
+    site = site_of(place)
+    parameter, buffer = lives == "parameter", lives == "buffer"
+    if site is None:
+        return Entry("", 0, 0, module, node, size, count, parameter, buffer=buffer)
+    span = site.span()
+    source = source_line(span.path, span.line).strip()
+    return Entry(span.path, span.line, span.column, module, node, size, count, parameter, source, buffer=buffer)
+
+
+def _lives(tensor: torch.Tensor | None, key: int, modules: Sequence[torch.nn.Module]) -> Lives:
+    """Return what lives without the save too: a leaf that requires a gradient, or a buffer, and the views of both.
+
+    A buffer is one of a module that is being called, or of a module inside the innermost one. `key` is the storage's.
+    """
+    whole = tensor._base if tensor is not None and tensor._base is not None else tensor
+    if whole is None or whole.requires_grad:
+        return "parameter" if whole is not None and whole.is_leaf else ""
+    outer = itertools.chain.from_iterable(one.buffers(recurse=False) for one in modules[:-1])
+    inner = itertools.chain.from_iterable(one.buffers() for one in modules[-1:])
+    return "buffer" if any(storages.storage_key(one) == key for one in (*outer, *inner)) else ""
+
+
+def arm(context: Context, way: Way) -> None:
+    """Count each save, and learn at each backward call which nodes keep what."""
+
+    def saved(handle: Handle, _: torch.Tensor) -> None:
+        frame = frame_above(3)
+        for one in context.accounts:
+            one.saved(handle, frame)
+
+    def begin(call: Backward) -> None:
+        for one in context.accounts:
+            one.begins(call)
+
+    context.take_saves(way, saved, among=context.accounts)
+    context.calls.watch(way, begin, among=context.accounts)

@@ -1,0 +1,244 @@
+"""Checkpointed regions that are not reentrant: each save that a second run computes is compared with forward."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+import torch.utils.checkpoint
+
+from noclobber.model.error import ClobberError
+from noclobber.observe.core import engine
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.seen import reads
+from noclobber.observe.core.seen.records import here
+from noclobber.observe.core.seen.sites import place_of
+from noclobber.observe.describe import clobbers
+from noclobber.observe.takers.checkpoint import forward_bytes
+from noclobber.observe.takers.checkpoint.regions import CheckpointRegion, Holder, RegionSave, saved_under
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.autograd import engine_state, graph
+from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.witness.digests import OnDevice
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node, saved_tensors_hooks
+
+
+def arm(context: Context, way: Way) -> None:
+    """Watch these regions until the recorder disarms.
+
+    Programs may have imported `checkpoint` by name already. That is no problem: `checkpoint` looks up the function that
+    is replaced here each time it is called (torch 2.13).
+    """
+    native = private.lookup("utils.checkpoint._checkpoint_hook")
+    again = private.lookup("utils.checkpoint._recomputation_hook")
+
+    def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
+        if context.thread.watched:
+            given = caller.f_locals
+            function, args, kwargs = given["fn"], given["args"], given["kwargs"]
+            read = reads.read_by(function, args, kwargs)
+            region = CheckpointRegion(context, way, place_of(caller), read)
+            if context.keeping:
+                region.past = _past(region, frame, read)
+            _watch_second_run(region, frame, function, kwargs)
+            _watch(region, hooks, frame)
+
+    def _checkpoint_hook(frame: forward_bytes.RegionFrame) -> object:
+        hooks, caller = native(frame), sys._getframe(1)
+        way.guarded(lambda: began(hooks, frame, caller))
+        return hooks
+
+    def _recomputation_hook(*args: object) -> ExitStack:
+        stack = ExitStack()
+        if (ended := way.guarded(lambda: engine.log(context))) is not None:
+            stack.callback(way.entry(ended, also_off=True))
+        stack.enter_context(again(*args))
+        return stack
+
+    way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
+    way.patches.put(torch.utils.checkpoint, "_recomputation_hook", _recomputation_hook)
+
+
+def _past(region: CheckpointRegion, frame: forward_bytes.RegionFrame, read: reads.Reads) -> forward_bytes.Past:
+    """Return what makes a region run again with the bytes that it read in forward."""
+    weak = ref(frame)
+
+    def in_forward() -> bool:
+        record = weak()
+        return record is not None and not record.forward_completed
+
+    return forward_bytes.Past(region.context, region.way, region.place, in_forward, read.tensors)
+
+
+def _watch_second_run(
+    region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, kwargs: dict[str, object]
+) -> None:
+    """Note when a region runs again, and let it read the bytes from forward where they are preserved."""
+    weak, native, guarded = ref(frame), frame.recompute_fn, region.way.guarded
+
+    def begins(stack: ExitStack, args: tuple[object, ...]) -> bool:
+        record: Any = weak()
+        given = args[1:] if args and args[0] is kwargs else args  # torch 2.10 hands the keyword arguments over first
+        region.begins_again(stack, reads.read_by(function, given, kwargs))
+        if region.past is None:
+            return True
+        if region.unfilled():
+            record.early_stop = False
+        return region.past.enter_for(stack, record)
+
+    def recompute_fn(*args: object) -> None:
+        stack, past = ExitStack(), region.past
+        leave = region.way.entry(stack.close, also_off=True)
+        try:
+            if not guarded(lambda: begins(stack, args)):
+                leave()
+                if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
+                    raise ClobberError(forward_bytes.LOST)
+            native(*args)
+        finally:
+            leave()
+
+    frame.recompute_fn = passed_over(recompute_fn)
+
+
+def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame) -> None:
+    """Watch what passes through the hooks of a region that is not reentrant.
+
+    In forward PyTorch keeps a holder in place of each saved tensor. By the holder it finds the tensor that the second
+    run computes, of which it compares shape, type and device only. `frame` is PyTorch's record of the region.
+    """
+    way, thread, bus = region.way, region.context.thread, region.context.bus
+    pack, unpack = hooks.pack_hook, hooks.unpack_hook
+
+    @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
+    def pack_hook(tensor: torch.Tensor) -> object:
+        holder = pack(tensor)
+        try:  # as `Way.guarded` does, which costs more
+            if way.on and (thread.entered or thread.watched):
+                region.save(holder, tensor)
+        except Exception as failure:
+            way.fail(failure)
+        return holder
+
+    def unpack_hook(holder: Holder) -> torch.Tensor:
+        told = bus.told
+        try:
+            tensor: torch.Tensor = unpack(holder)
+        except Exception as error:
+            way.guarded(partial(region.failed, error))
+            raise
+        try:
+            if way.on and bus.told == told and region.is_as_saved(holder, tensor):
+                return tensor
+        except Exception as failure:
+            way.fail(failure)
+        read = way.guarded(partial(_read, region, frame, holder, tensor, told))
+        if read is None and region.past is not None and region.past.has_put_back:
+            raise ClobberError(forward_bytes.LOST)
+        return tensor if read is None else read
+
+    hooks.pack_hook, hooks.unpack_hook = passed_over(pack_hook), passed_over(unpack_hook)
+
+
+def _read(
+    region: CheckpointRegion,
+    frame: forward_bytes.RegionFrame,
+    holder: Holder,
+    tensor: torch.Tensor,
+    told: int,
+) -> torch.Tensor:
+    """Return the tensor that backward reads of a region, which may just have run again.
+
+    `told` is how many clobbers had been reported before the read. Raises ClobberError where bytes that noclobber had to
+    preserve are lost.
+    """
+    context = region.context
+    # If a clobber of the region's arguments was reported, the drift that follows from it is not reported as well.
+    region.told |= context.bus.told > told
+    if region.past is not None:
+        tensor = region.past.saved(holder, tensor)
+    if (context.bus.listeners or region.past is not None) and not region.told:
+        _compare(region, frame, holder, tensor)
+        if region.must_raise():
+            raise ClobberError(clobbers.CHANGED)
+    return tensor
+
+
+def _compare(region: CheckpointRegion, frame: forward_bytes.RegionFrame, holder: Holder, tensor: torch.Tensor) -> None:
+    """Compare a tensor that backward reads with forward. If it differs, report the first tensor of the region that
+    differs and will be read."""
+    node, packed, call = engine_state.current_node(), saved_under(holder), here()
+    if packed is None:
+        return
+    stays = isinstance(packed.digest, OnDevice) or (packed.rough is not None and not region.differs(packed, tensor))
+    if stays and call is not None:
+        field = clobbers.field_of(holder, node)
+        if clobbers.is_read(holder, node) and (node is None or field not in _unfilled(node)):
+            region.ask_later(call, node, field, packed, tensor)
+        return
+    if frame.early_stop and packed in region.unfilled():
+        region.tell(node, clobbers.field_of(holder, node), packed, tensor, unfilled=True)
+    elif _matters(region, node, holder, packed, tensor):
+        different = [(packed.order, node, holder, packed, tensor)]
+        different += [computed for computed in _recomputed(region, frame, node) if _matters(region, *computed[1:])]
+        _, node, holder, packed, tensor = min(different, key=lambda computed: computed[0])
+        region.tell(node, clobbers.field_of(holder, node), packed, tensor)
+
+
+_Recomputed = tuple[int, "Node | None", Holder, RegionSave, torch.Tensor]
+"""The order of a save in its region, the node that reads it, its holder, the save in forward, the tensor now."""
+
+
+def _recomputed(region: CheckpointRegion, frame: forward_bytes.RegionFrame, root: Node | None) -> Iterator[_Recomputed]:
+    """Yield the other tensors that a region computed again and that nodes below `root` still have to read."""
+    holders = private.lookup("utils.checkpoint._Holder")
+    for node in graph.walk([root] if root is not None else []):
+        for saved in graph.saves_of_or_gone(node):
+            holder = graph.content(saved)
+            packed = saved_under(holder) if isinstance(holder, holders) else None
+            if packed is None:
+                continue
+            for group, handle in holder.handles.items():
+                tensor = frame.recomputed[group].get(handle) if handle is not None else None
+                if tensor is not None:
+                    yield packed.order, node, holder, packed, tensor
+
+
+def _matters(
+    region: CheckpointRegion, node: Node | None, holder: Holder, packed: RegionSave, tensor: torch.Tensor
+) -> bool:
+    """Return True if a tensor that was computed again differs, the node reads it, and all its bytes have a meaning."""
+    if not region.differs(packed, tensor):
+        return False
+    if node is not None and clobbers.field_of(holder, node) in _unfilled(node):
+        return False
+    return clobbers.is_other(holder, node, tensor, packed.digest)
+
+
+def _unfilled(node: Node) -> tuple[str, ...]:
+    """Return the saves of a node that its operator does not fill, or only in part: the rest is what the memory held
+    before. An attention without dropout draws nothing, and still keeps where it drew (torch 2.11 on CUDA;
+    tests/device/test_right_programs.py, checkpointed_attention); the sums that it keeps have rows beyond the last."""
+    name = node.name()
+    if "Attention" in name:
+        drawn = ("philox_seed", "philox_offset") if getattr(node, "_saved_dropout_p", None) == 0 else ()
+        return ("log_sumexp", "logsumexp", *drawn)
+    return _PARTLY_FILLED.get(name, ())
+
+
+_PARTLY_FILLED = {
+    "CtcLossBackward0": ("result1",),
+    "CudnnRnnBackward0": ("result3", "result4"),
+    "MkldnnRnnLayerBackward0": ("result3",),
+}
+"""By node: the alphas of ctc_loss, the workspaces of an LSTM."""

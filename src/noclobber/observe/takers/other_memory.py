@@ -1,0 +1,128 @@
+"""Sees a tensor get other memory, by `tensor.data = other` or `torch.utils.swap_tensors`.
+
+No operator runs and no version moves. The saves that read the tensor itself follow it to its new memory.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from noclobber.model.tracebacks import without_own_frames
+from noclobber.observe import policy
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import Context
+from noclobber.observe.core.seen.handles import Handle, compare, is_result, note_base
+from noclobber.observe.core.seen.records import record
+from noclobber.observe.core.seen.sites import caller
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages
+
+_ASSIGNED = Written("data=", (), True)
+_SWAPPED = Written("swap_tensors", (), True)
+Moved = tuple[torch.Tensor, Handle]
+
+
+def arm_assignments(context: Context, way: Way) -> None:
+    """Watch each assignment to `.data` and each read of it, until the recorder disarms."""
+    native = private.lookup("_C.TensorBase.data")
+    take, data_taken, live = native.__get__, way.entry(context.untracked.data_taken), context.live
+
+    def get_data(tensor: torch.Tensor) -> torch.Tensor:
+        data_taken(tensor)
+        taken: torch.Tensor = take(tensor)
+        return taken
+
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        those = way.guarded(lambda: _about_to_assign(context, tensor, value))
+        try:
+            native.__set__(tensor, value)
+        except (RuntimeError, TypeError) as error:
+            without_own_frames(error)
+            raise
+        if those:
+            way.guarded(lambda: policy.have_moved(context, those))
+        if not way.on and context.watching:
+            # This way of seeing has failed. Backward must still read what PyTorch alone would read.
+            for handle in live.all():
+                if handle() is tensor and tensor.grad_fn is None:
+                    handle.alias, handle.digest, handle.shown = tensor.detach(), None, None
+
+    way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
+
+
+def arm_swaps(context: Context, way: Way) -> None:
+    """Watch each swap of two tensors, until the recorder disarms."""
+    swap = private.lookup("_C._swap_tensor_impl")
+
+    def _swap_tensor_impl(one: torch.Tensor, other: torch.Tensor) -> None:
+        those = way.guarded(lambda: [*_about_to_swap(context, one), *_about_to_swap(context, other)])
+        swap(one, other)
+        if those:
+            way.guarded(lambda: policy.have_moved(context, those))
+
+    way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
+
+
+def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:
+    with modes.plain():
+        return _to_be_moved(context, tensor, value)
+
+
+def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:
+    """Return the saves whose bytes `tensor.data = value` is about to replace; no version counter moves.
+
+    PyTorch keeps the TensorImpl of an input, so backward reads the new bytes. The save of an output keeps the old ones.
+    """
+    key = storages.storage_key(tensor) if context.thread.watched else None
+    if key is not None:
+        for look in context.unseen:
+            look(_ASSIGNED, tensor, key, sys._getframe(1))
+    there = context.live.at(key) if key else []
+    note_base(there, tensor)
+    compare(context.contents, there)  # they share the version of writes to other memory from now on
+    elsewhere = storages.storage_key(value) if isinstance(value, torch.Tensor) else None
+    if context.contents is not None and key is not None and elsewhere is not None:
+        context.contents.moves(key, storages.storage(tensor))
+        context.contents.moves(elsewhere, storages.storage(value))
+    handles = [handle for handle in there if handle.tensor() is tensor]
+    if handles and not tensor._is_view() and tensor.grad_fn is not None:
+        producer = tensor.grad_fn
+        handles = [handle for handle in handles if not is_result(handle, producer)]
+    reread = key is not None and context.memory.is_reread(key)
+    tensors = key is not None and isinstance(value, torch.Tensor)
+    cuts = tensors and (value.requires_grad or _is_computed(tensor))
+    if not handles and not reread and not cuts:
+        return []
+    noted = record(_ASSIGNED, tensor, key or 0, caller(1), context.thread)
+    if reread:
+        context.memory.log(noted)
+    if cuts:
+        context.untracked.assigned(noted, tensor, value)
+    context.meet(handles, tensor, noted)
+    return [(tensor, handle) for handle in handles]
+
+
+def _is_computed(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is an output in a graph and no view. The node of a view must not be read."""
+    return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
+
+
+def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
+    """Return the handles that will read a tensor in its new memory, and note the write with each.
+
+    The tensor is about to get other memory by a swap. Saves of PyTorch keep the old memory, so they are left out.
+    """
+    key = storages.storage_key(tensor) if context.thread.watched else None
+    if key is None:
+        return []
+    live = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]
+    noted = record(_SWAPPED, tensor, key, caller(2), context.thread)
+    if context.memory.is_reread(key):
+        context.memory.log(noted)
+    if live:
+        context.meet(live, tensor, noted)
+    return [(tensor, handle) for handle in live]

@@ -1,0 +1,1 @@
+"""Private names about autograd: nodes, hooks on saves, the engine."""

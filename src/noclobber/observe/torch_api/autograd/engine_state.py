@@ -1,0 +1,88 @@
+"""What the autograd engine says of a thread: the next node, the node and the call that run, the end of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from noclobber.observe.torch_api import before_2_12, private
+from noclobber.observe.torch_api.dispatch import modes
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
+
+def _nothing_is(_: str) -> bool:
+    return False
+
+
+next_node: Callable[[], int] = private.not_yet
+"""Returns the number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
+_current_node: Callable[[], Node | None] = private.not_yet
+_put_aside: Callable[[str, object], None] = private.not_yet
+_is_aside: Callable[[str], bool] = _nothing_is
+_aside: Callable[[str], object] = private.not_yet
+NAMES = {
+    "next_node": "_C._autograd._get_sequence_nr",
+    "_current_node": "_C._current_autograd_node",
+    "_put_aside": "_C._stash_obj_in_tls",
+    "_is_aside": "_C._is_key_in_tls",
+    "_aside": "_C._get_obj_in_tls",
+}
+"""What each name here is called in PyTorch."""
+
+
+def engine() -> Callable[..., object]:
+    """Return the function through which torch.autograd makes every call of the autograd engine."""
+    door: Callable[..., object] = private.lookup("autograd._engine_run_backward")
+    return door
+
+
+def current_node() -> Node | None:
+    """Return the node whose backward is running in this thread, None outside of one. It is set in an unpack hook."""
+    return _current_node()
+
+
+CALL = "noclobber: call"
+"""Short, as the engine copies it for every node: C++ allocates no memory for 15 characters."""
+
+
+def backward_call() -> Any:
+    """Return what `set_backward_call` set for the call that this thread runs or works for; None outside of one.
+
+    The engine copies the state of the calling thread into each thread that runs nodes of the call: the threads of
+    devices, and those that take over where backward calls are nested deeply (torch 2.13;
+    tests/observe/core/test_threads.py).
+    """
+    return _aside(CALL) if _is_aside(CALL) else None
+
+
+def set_backward_call(call: object) -> None:
+    """Set the backward call that this thread makes; None for no call.
+
+    The entry goes then: PyTorch frees what a thread has left after Python has let go of it, and needs the interpreter
+    for that. At the end of the program this waits for ever, or ends in SIGABRT (torch 2.13). torch 2.12 and older
+    cannot remove it.
+    """
+    before_2_12.count(call, _put_aside)
+    _put_aside(CALL, call)
+    if call is None and (remove := getattr(torch._C, "_remove_obj_from_tls", None)) is not None:
+        remove(CALL)
+
+
+def when_backward_ends(function: Callable[[], None]) -> None:
+    """Call a function when the backward that this thread runs has ended and has freed what is not retained."""
+    private.lookup("autograd.Variable._execution_engine").queue_callback(function)
+
+
+def empty_queue() -> None:
+    """Make the engine drop the nodes that failed backward calls of this thread have left in its queue.
+
+    Any backward does: the engine takes such nodes first, and drops them without running them.
+    """
+    with modes.aside():
+        leaf = torch.zeros((), device="cpu", requires_grad=True)
+        run = private.lookup("autograd.Variable._execution_engine").run_backward
+        run((leaf,), (torch.zeros_like(leaf),), False, False, (), allow_unreachable=True, accumulate_grad=True)

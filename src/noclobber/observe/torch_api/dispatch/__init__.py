@@ -1,0 +1,1 @@
+"""Private names about dispatch: keys, modes, operators, compilation."""

@@ -1,0 +1,51 @@
+"""The modes of a thread, the program's and PyTorch's own, and how noclobber's operators run outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch.spare_key import unlogged
+
+plain: Callable[[], AbstractContextManager[None]] = private.not_yet
+"""Hides what noclobber asks of tensors from the program's `__torch_function__` modes."""
+transforms_active: Callable[[], bool] = private.not_yet
+"""Returns True while this thread is inside torch.func."""
+_modes_on_stack: Callable[[], int] = private.not_yet
+_without_modes: Callable[[], AbstractContextManager[object]] = private.not_yet
+NAMES = {
+    "plain": "_C.DisableTorchFunction",
+    "transforms_active": "_C._are_functorch_transforms_active",
+    "_modes_on_stack": "_C._len_torch_dispatch_stack",
+    "_without_modes": "utils._python_dispatch._disable_current_modes",
+}
+"""What each name here is called in PyTorch."""
+
+
+def no_modes() -> AbstractContextManager[object]:
+    """Hide noclobber's own operators from the program's dispatch modes: selective checkpoints count operators."""
+    return _without_modes() if _modes_on_stack() else nullcontext()
+
+
+def push_mode(mode: object) -> None:
+    """Put a mode on this thread's stack, for whoever restores the stack to take off."""
+    private.lookup("_C._push_on_torch_dispatch_stack")(mode)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Run noclobber's own operators outside of the write log and the graph, unseen by the program's modes.
+
+    They run outside of inference mode too: a tensor made there has no version counter, and cannot be written outside
+    of that mode (torch 2.13; tests/observe/core/test_inference.py).
+    """
+    with usual(), torch.no_grad(), unlogged(), no_modes(), plain():
+        yield
+
+
+def usual() -> AbstractContextManager[object]:
+    """Leave the program's inference mode. Results can require a gradient again, except under `no_grad`."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()

@@ -1,0 +1,1 @@
+"""Private names about tensors and their storages."""

@@ -1,0 +1,146 @@
+"""Storages: which tensors share memory, where it lies, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.multiprocessing.reductions
+
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors.tensor_state import unwrapped
+
+if TYPE_CHECKING:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    class StorageRef(StorageWeakRef):
+        """PyTorch's weak reference to a storage, with the types that its class lacks."""
+
+        cdata: int
+
+        def expired(self) -> bool:
+            """Return True once the storage is gone."""
+
+
+address: Callable[[torch.Tensor], int] = private.not_yet
+"""Returns what `tensor.data_ptr()` returns. The method itself may be replaced while noclobber is on
+(exported_saves.py)."""
+_has_storage: Callable[[torch.Tensor], bool] = private.not_yet
+_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = private.not_yet
+_storage_ref: Callable[[torch.UntypedStorage], StorageRef] = private.not_yet
+_storage_holders: Callable[[int], int] = private.not_yet
+NAMES = {
+    "address": "_C.TensorBase.data_ptr",
+    "_has_storage": "_C._has_storage",
+    "_storage_of": "_C.TensorBase.untyped_storage",
+    "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
+    "_storage_holders": "_C._storage_Use_Count",
+}
+"""What each name here is called in PyTorch."""
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Return a number that is equal for tensors that share memory; None without a storage (sparse, opaque).
+
+    It is the address where the storage begins. That is cheaper than the Python object of a storage, and the same for
+    memory that came in through numpy or DLPack. Without an address (meta and fake tensors, empty ones, functorch's
+    wrappers) it is the identity of the StorageImpl. Both are reused as soon as the storage dies (955 of 1000 times,
+    torch 2.13), so a key means something only while something holds the storage; the alias in a save does.
+    """
+    if type(tensor) in PLAIN:
+        try:
+            begin = address(tensor)
+        except RuntimeError:
+            begin = 0
+        if begin:
+            offset: int = tensor.storage_offset()  # type: ignore[assignment]
+            begin -= offset * tensor.itemsize
+        if begin:
+            return begin
+    return _key_of_storage(tensor)
+
+
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+"""The types of tensors that no subclass changes."""
+
+
+def _key_of_storage(tensor: torch.Tensor) -> int | None:
+    """Return the key by the storage itself, which a subclass that wraps other tensors has too, without an address."""
+    try:
+        held = storage(tensor)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
+    identity: int = held._cdata
+    if held.device.type == "meta":  # of a fake tensor too, which warns of a question for its address (torch 2.13)
+        return identity
+    try:
+        return held.data_ptr() or identity
+    except RuntimeError:
+        return identity
+
+
+def bytes_at(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's first byte; 0 where its storage has no memory.
+
+    A program may take the memory of a storage away for a while (`untyped_storage().resize_(0)`, as FSDP does). A view
+    into it still has an address, but nothing lies there (torch 2.13; tests/observe/core/test_kinds.py). Raises
+    RuntimeError without a storage.
+    """
+    begin = address(tensor)
+    if begin and (offset := tensor.storage_offset()):
+        return begin if begin != offset * tensor.itemsize else 0
+    return begin
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the storage of a tensor; every question about one comes through here. Raises NotImplementedError where
+    there is none.
+
+    PyTorch itself does not always look: a number on the lazy device has no storage, and what it gives in place of one
+    ends the process when it is asked anything (torch 2.13; tests/observe/core/test_kinds.py).
+    """
+    if not _has_storage(tensor):
+        raise NotImplementedError("this tensor has no storage")
+    return _storage_of(tensor)
+
+
+def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the Python object of a tensor's storage. It lives as long as the storage, so it can be referred to weakly.
+
+    The class of a lazy parameter refuses to be asked (torch 2.13; tests/observe/core/test_lazy_modules.py), so
+    `plain` goes past it.
+    """
+    with modes.plain():
+        return _storage(unwrapped(tensor))
+
+
+def storage_ref(tensor: torch.Tensor) -> StorageRef:
+    """Return a reference whose `expired()` says whether the storage that the tensor has now is gone.
+
+    The reference does not hold the memory, but no other storage gets the same identity while the reference exists.
+    Unlike a weak reference to the tensor it does not forbid `swap_tensors` (torch 2.13;
+    tests/observe/detectors/test_untracked.py).
+    """
+    return _storage_ref(storage(tensor))
+
+
+def storage_holders(identity: int) -> int:
+    """Return how many tensors share the storage with this `_cdata`. The storage's Python object counts as one more."""
+    return _storage_holders(identity)
+
+
+def is_only_holder(tensor: torch.Tensor) -> bool:
+    """Return True if torch has allocated the storage of a plain tensor, and no other tensor shares it."""
+    try:
+        storage = _storage(tensor)  # the Python object, which counts as a holder too
+        return _storage_holders(storage._cdata) == 2 and storage.resizable()
+    except (RuntimeError, NotImplementedError):  # without a storage: sparse ones
+        return False
+
+
+def storage_at(identity: int) -> torch.UntypedStorage | None:
+    """Return the storage with this `_cdata`, which a weak reference must hold; None once the storage is gone."""
+    memory: torch.UntypedStorage | None = private.lookup("UntypedStorage._new_with_weak_ptr")(identity)
+    return memory

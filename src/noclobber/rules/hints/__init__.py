@@ -1,0 +1,1 @@
+"""Rules about memory: what could be written in place, and what gains nothing by it."""

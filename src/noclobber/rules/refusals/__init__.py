@@ -1,0 +1,1 @@
+"""Rules about writes that PyTorch refuses."""

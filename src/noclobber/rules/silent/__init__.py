@@ -1,0 +1,1 @@
+"""Rules about gradients that go wrong without an error."""
