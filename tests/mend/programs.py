@@ -40,6 +40,14 @@ def _divided(x, w):
     return [g @ w.t(), x.t() @ g]
 
 
+def _of_both(x, w):
+    """The gradients of the mean square of tanh of `x @ w`, and twice the sum of its sigmoid, by hand."""
+    h = (x @ w).tanh().detach()
+    s = h.sigmoid()
+    g = (h / 6 + 2 * s * (1 - s)) * (1 - h * h)
+    return [g @ w.t(), x.t() @ g]
+
+
 SOUND = {
     "a name in a list that an operator is given": """
 class Queue:
@@ -390,6 +398,24 @@ def run():
             fast[i].sub_(0.1 * g)
     model(fast).backward()
 """,
+    "items of a list that is taken apart after the write": """
+def run():
+    levels = [(x @ w).tanh() for _ in range(3)]
+    for i in range(2, 0, -1):
+        levels[i - 1] += levels[i] * 0.5
+    sum((one * scale).sum() for one, scale in zip(levels, (1, 2, 3))).backward()
+""",
+    "items of a dict whose keys are taken with other lists": """
+def model(weights):
+    return torch.tanh(weights["x"] @ weights["w"]).square().mean()
+def run():
+    fast = {"x": x * 1, "w": w * 1}
+    for _ in range(2):
+        grads = torch.autograd.grad(model(fast), list(fast.values()), create_graph=True)
+        for rate, name, g in zip((0.1, 0.2), fast, grads):
+            fast[name] -= rate * g
+    model(fast).backward()
+""",
     "an item of a dict": """
 def run():
     cache = {}
@@ -468,6 +494,14 @@ def run():
 """,
 }
 READ_ELSEWHERE = {
+    "items of a list that another list got before the write": """
+def run():
+    levels = [(x @ w).tanh() for _ in range(3)]
+    early = [one for one in levels]
+    for i in range(2, 0, -1):
+        levels[i - 1] += levels[i] * 0.5
+    (levels[0] * early[0] * early[1]).sum().backward()
+""",
     # The written memory is read by another name too, which must go on to see the write: no new binding is shown.
     "under another name": """
 def same(t):
@@ -707,6 +741,17 @@ def run():
 """,
         lambda x, w: [2 * _squared(x) * (x @ w) @ w.T, x.T @ (2 * _squared(x) * (x @ w))],
     ),
+    "losses of one forward, each with a backward of its own": (
+        """
+def terms(h):
+    return {"mean": h.square().mean(), "sum": h.sigmoid().sum()}
+def run():
+    losses = terms(torch.tanh(x @ w))
+    for name, term in losses.items():
+        (2 * term if name == "sum" else term).backward()
+""",
+        _of_both,
+    ),
     "features made for inference": (
         """
 @torch.inference_mode()
@@ -740,6 +785,21 @@ def run():
         opt.zero_grad()
         h.sigmoid().sum().backward(retain_graph=True)
         opt.step()
+""",
+    "losses of one forward, each followed by a step of another function": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+
+def update():
+    opt.step()
+    opt.zero_grad()
+def terms(h):
+    return {"mean": h.square().mean(), "sum": h.sigmoid().sum()}
+def run():
+    losses = terms(net(torch.tanh(net(x @ w))))
+    for name, term in losses.items():
+        (2 * term).backward()
+        update()
 """,
     "weights that move in a function of the loss's reader": """
 net = nn.Linear(4, 4, dtype=torch.float64)

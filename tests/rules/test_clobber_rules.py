@@ -325,7 +325,7 @@ def test_a_buffer_that_the_program_writes_is_a_stale_save() -> None:
 def test_codes_and_names_are_unique_and_agree_with_the_files() -> None:
     rules = catalogue()
     assert len({rule.code for rule in rules}) == len({rule.name for rule in rules}) == len(rules) >= 7
-    files = sorted(path.stem for path in Path(noclobber.rules.__file__).parent.glob("nc*.py"))
+    files = sorted(path.stem for path in Path(noclobber.rules.__file__).parent.glob("*/nc*.py"))
     for rule, file in zip(rules, files, strict=True):
         assert f"{rule.code}_{rule.name}".lower().replace("-", "_").startswith(file)
 

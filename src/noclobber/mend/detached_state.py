@@ -2,7 +2,8 @@
 
 Sound where it was seen through which states a backward reached an older graph, and these are all, and the loop around
 it steps an optimizer: no gradient can reach back over the step, whose old weights are gone. Each turn of the loop comes
-to its end, where the states are detached, and each runs the backward.
+to its end, where the states are detached, and each runs the backward. Sound too where each turn of a loop has a loss
+of its own from one graph, and nothing steps meanwhile: the graph is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from noclobber.model.events import Carried, Refusal
 from noclobber.model.finding import Cause
 from noclobber.model.source import Site
 from noclobber.model.units import listed
-from noclobber.rules.shared.built_once import is_carried
+from noclobber.rules.shared.built_once import is_carried, is_renewed
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import called, calls, dotted, is_stored, keyword, names_used
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
@@ -56,11 +57,11 @@ def _carried(scene: Scene) -> Iterator[Change]:
     site = event.read.site if isinstance(event, Clobber) else event.site
     lines = [_detaching(file, read, site, one) for one in event.carried]
     texts = list(dict.fromkeys(filter(None, lines)))
-    if not texts:
+    renewed = [is_renewed(site, one) for one in event.carried]
+    if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
     is_known = event.are_all_carried and all(lines) and calls(loop, "step") and _ends_alike(loop)
-    # What the loop never sets was made before it: detached, it would not be trained.
-    is_known &= all(one.is_renewed or _is_set_in(loop, one.name) for one in event.carried)
+    is_known &= all(renewed)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
@@ -76,14 +77,6 @@ def _ends_alike(loop: Loop) -> bool:
     """Return True if a loop has one backward, and each turn that another one follows comes to the end of its body."""
     backwards = [one for one in walk(loop, ast.Call) if called(one) in ("backward", "grad")]
     return len(backwards) == 1 and next(walk(loop, ast.Continue, ast.Try), None) is None
-
-
-def _is_set_in(loop: Loop, name: str) -> bool:
-    """Return True if a loop assigns a dotted name, or an item of what the name is an item of."""
-    held = {name, name.partition("[")[0]}
-    every = walk(loop, ast.Name, ast.Attribute, ast.Subscript)
-    stored = (one for one in every if isinstance(getattr(one, "ctx", None), ast.Store))
-    return any(dotted(one.value if isinstance(one, ast.Subscript) else one) in held for one in stored)
 
 
 def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> str:
@@ -145,11 +138,19 @@ def _retained(scene: Scene) -> Iterator[Change]:
         return
     file, scope = read.file, read.file.scope(read.row)
     calls = [one for one in walk(scope, ast.Call) if called(one) == "backward" and not keyword(one, "retain_graph")]
-    earlier = [one for one in calls if one.lineno < read.row.lineno]
-    own = list(walk(read.row, ast.Call))
-    for one in [*earlier[-1:], *[one for one in calls if one not in earlier and one in own]]:
+    earlier, within = ([one for one in calls if one.lineno < read.row.lineno], list(walk(read.row, ast.Call)))
+    own = [one for one in calls if one not in earlier and one in within]
+    event = scene.finding.event
+    turns = scene.finding.cause is Cause.BUILT_ONCE and isinstance(event, Refusal) and event.repeated_root is False
+    for one in [*own, *earlier[-1:]] if turns else [*earlier[-1:], *own]:
         edit = with_argument(file, one, "retain_graph=True")
-        yield Change("keep the graph for the second backward", (edit,), 1)
+        is_sound = turns and one in own and not _may_step(file, scope)
+        yield Change("keep the graph for the next backward", (edit,), 1, is_sound=is_sound)
+
+
+def _may_step(file: File, scope: Scope) -> bool:
+    """Return True if the file steps an optimizer in another function, which this one may call."""
+    return any(called(one) == "step" and file.scope(one) is not scope for one in walk(file.tree, ast.Call))
 
 
 def _names(target: ast.expr) -> list[str]:

@@ -9,7 +9,7 @@ from noclobber.mend.making import HANDING_ON, passes_on
 from noclobber.mend.seen import Holders
 from noclobber.model.events import without_indexes
 from noclobber.syntax.names import called, dotted, last_name
-from noclobber.syntax.tree import FOR, File, Loop, walk
+from noclobber.syntax.tree import FOR, File, Loop, ends, starts, walk, within
 from noclobber.syntax.writes import can_bind
 
 _KEEPING = frozenset(
@@ -19,6 +19,8 @@ _KEEPING = frozenset(
     """.split()  # noqa: SIM905
 )
 """Functions and methods that keep what they are given, or hand it out again."""
+_TAKING_OUT = ("list", "tuple", "reversed", "sorted", "iter", "zip", "enumerate")
+"""Of these, what gives the items of containers, and nothing else does with them what it is not asked for."""
 
 
 def place_written(file: File, target: ast.expr, holders: Holders) -> ast.expr | None:
@@ -36,14 +38,20 @@ def place_written(file: File, target: ast.expr, holders: Holders) -> ast.expr | 
 def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
     """Return True if the file also gives what lies at a place to a name, a container or a caller.
 
-    Only what has the name of the last attribute is looked at, on any object: `self.state` is `net.state` elsewhere.
+    Of an attribute only the name is looked at, on any object: `self.state` is `net.state` elsewhere. A variable that a
+    function has bound gives nothing away after the write, or in other functions.
     """
     held = place
     while isinstance(held, ast.Subscript):
         held = held.value
-    name = last_name(held)
-    for one in ast.walk(file.tree):
+    name, scope = last_name(held), file.scope(write)
+    bound = (one for one in within(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+    is_own = isinstance(held, ast.Name) and not isinstance(scope, ast.Module) and name in {one.id for one in bound}
+    last = [write, *file.loops(write)][-1]
+    for one in ast.walk(scope if is_own else file.tree):
         if not isinstance(one, (ast.Attribute, ast.Name)) or last_name(one) != name or type(one) is not type(held):
+            continue
+        if is_own and starts(one) >= ends(last):
             continue
         read = isinstance(one.ctx, ast.Load) and file.statement(one) is not write
         if read and _hands_out(file, one, is_container=held is not place):
@@ -52,7 +60,7 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
 
 
 def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
-    above = file.above[node]
+    origin, above = node, file.above[node]
     while not keeps_nothing(file, node, returned=False):
         above = file.above[node]
         if isinstance(above, ast.Subscript) and above.value is node:
@@ -60,7 +68,9 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
                 return False  # something else is put there
             node, is_container = above, False
         elif isinstance(above, ast.Call) and node in above.args and passes_on(file, above) is not node:
-            return called(above) in _KEEPING
+            if called(above) not in _TAKING_OUT:
+                return called(above) in _KEEPING
+            node, is_container = above, True
         elif isinstance(above, ast.keyword):
             return False
         elif isinstance(above, ast.Return):
@@ -68,10 +78,11 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
         elif isinstance(above, ast.Call) and passes_on(file, above) is node:
             node = above
         elif isinstance(above, FOR) and node is above.iter and is_container:
-            return not _are_keys(above, node)
+            taken = [one for one in _taken_out(above.target, node) if origin in ast.walk(one[1])]
+            return not all(_are_keys(above, *one) for one in taken)
         elif isinstance(above, ast.Attribute) and above.attr == "keys":
             return False
-        elif isinstance(above, ast.Attribute) and above.attr in HANDING_ON:
+        elif isinstance(above, ast.Attribute) and above.attr in (*HANDING_ON, "values", "items"):
             call = file.above[above]
             node = call if isinstance(call, ast.Call) and call.func is above else above
         else:
@@ -79,14 +90,26 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
     return False
 
 
-def _are_keys(loop: Loop, container: ast.expr) -> bool:
+def _taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what a loop calls the items of a container, with the container: of each that `zip` and its like take."""
+    if not isinstance(container, ast.Call) or called(container) not in _TAKING_OUT:
+        return [(target, container)]
+    if called(container) == "enumerate":
+        target = target.elts[-1] if isinstance(target, ast.Tuple) else target
+    elif called(container) == "zip":
+        parts = target.elts if isinstance(target, ast.Tuple) else [target] * len(container.args)
+        return [pair for one, each in zip(parts, container.args, strict=False) for pair in _taken_out(one, each)]
+    return [pair for each in container.args for pair in _taken_out(target, each)]
+
+
+def _are_keys(loop: Loop, name: ast.expr, container: ast.expr) -> bool:
     """Return True if a loop uses what it takes out of a container to index the container: `for key in self.slots:`."""
     used = {
         one.slice.id
         for one in walk(loop, ast.Subscript)
         if isinstance(one.slice, ast.Name) and _same(one.value, container)
     }
-    return not isinstance(loop, ast.While) and isinstance(loop.target, ast.Name) and loop.target.id in used
+    return isinstance(name, ast.Name) and name.id in used
 
 
 def _same(one: ast.expr, other: ast.expr) -> bool:

@@ -92,12 +92,13 @@ def _explained(event: Refusal) -> Account:
     repeated = event.repeated_root
     if event.written is not None and not _shows_a_write(event.written):
         event = replace(event, written=None)  # an operator such as that of `GRUCell` writes what it made itself
-    once = event.written is None and not event.shared and built_once(event.site, event.saved)
+    states = event.carried if event.are_all_carried else ()
+    once = event.written is None and not event.shared and built_once(event.site, event.saved, states)
     if once:
         stepped = steps_in_loop(event.site)
         helps = [_FORWARD, *[_CONSTANT] * (not repeated)]
         if not stepped:  # each turn has a loss of its own, as for a Jacobian: one graph serves them all
-            helps.insert(len(helps) if repeated else 0, _KEEP)
+            helps = [*helps, _KEEP] if repeated else [_KEEP, _SUM, *helps]
         told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
         return _finding(replace(event, carried=()), _ONCE, told, _EACH + _STEPPED * stepped, Cause.BUILT_ONCE)
     if repeated is False and event.shared:

@@ -27,7 +27,8 @@ def situation(clobber: Clobber, write: Write) -> Situation:
     step, read, save = line_to_show(write), clobber.read.site, clobber.save.site
     if step is None or read is None or not later(step, read):
         return "same pass"
-    return "built once" if built_once(read, save) else "carried"
+    states = clobber.carried if clobber.are_all_carried else ()
+    return "built once" if built_once(read, save, states) else "carried"
 
 
 def step_note(clobber: Clobber, write: Write) -> str:
