@@ -398,6 +398,28 @@ def run():
             fast[i].sub_(0.1 * g)
     model(fast).backward()
 """,
+    "what a module of several layers is given": """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act, self.fc = nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, h):
+        out = self.fc(self.act(h).square()) * h
+        h += out
+        return h
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList(Block() for _ in range(2)), nn.Sequential(Block(), nn.Sigmoid())
+    def forward(self, h):
+        h = torch.sigmoid(h)
+        for block in self.blocks:
+            h = block(h)
+        return self.last(h)
+net = Net()
+def run():
+    net(x @ w).sum().backward()
+""",
     "items of a list that is taken apart after the write": """
 def run():
     levels = [(x @ w).tanh() for _ in range(3)]
@@ -494,6 +516,27 @@ def run():
 """,
 }
 READ_ELSEWHERE = {
+    "what a module is given, and its caller reads again in one place": """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, h):
+        out = self.fc(h.square()) * h
+        h += out
+        return h
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Block(), Block()
+    def forward(self, h, again):
+        h = self.first(torch.sigmoid(h))
+        skip = h
+        return self.last(h) + skip if again else h
+net = Net()
+def run():
+    net(x @ w, False).sum().backward()
+""",
     "items of a list that another list got before the write": """
 def run():
     levels = [(x @ w).tanh() for _ in range(3)]

@@ -4,6 +4,7 @@ nothing else in the program sees the difference."""
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,9 +25,9 @@ from noclobber.mend.making import (
 )
 from noclobber.mend.resolving import forward_of, function_called, module_called
 from noclobber.mend.seen import Holders, are_over, is_over
-from noclobber.syntax.names import called, has_stars, is_stored, last_name, named
-from noclobber.syntax.tree import WITH, File, Function, Scope, ends, nested, starts, within
-from noclobber.syntax.writes import is_number
+from noclobber.syntax.names import called, has_stars, is_stored, last_name, named, names_used
+from noclobber.syntax.tree import WITH, File, Function, Scope, ends, nested, starts, walk, within
+from noclobber.syntax.writes import is_namespace, is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -87,11 +88,36 @@ def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
 
 def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     """Return True if the file mentions a function only to call it, and reads nothing again of what is given to it."""
-    if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
+    if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list:
         return False
-    uses = [one for one in named(file.tree) if last_name(one) == function.name and not is_stored(file, one)]
+    owner = file.class_of(function)
+    if function.name == "forward" and owner is not None:
+        uses = [one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner)]
+    elif function.name in _CALLED_BY_OTHERS:
+        return False
+    else:
+        uses = [one for one in named(file.tree) if last_name(one) == function.name and not is_stored(file, one)]
+        if not uses:
+            return False
     with _asking(function) as is_first:
-        return is_first and bool(uses) and all(_gives_alone(file, one, name, function) for one in uses)
+        return is_first and all(_gives_alone(file, one, name, function) for one in uses)
+
+
+def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
+    """Return True if a call with arguments may run the `forward` of this class, also as a part of another module."""
+    func = _run_by(call)
+    if not (call.args or call.keywords):
+        return False
+    if (found := function_called(file, func, call)) is not None:
+        return found is forward
+    if func is call.func and (made := module_called(file, call)) is not None:
+        of_torch = isinstance(made.func, ast.Attribute) and last_name(made.func.value) == "nn"
+        return owner.name in names_used(made) or has_stars(made) or not of_torch
+    if isinstance(func, ast.Name):
+        classes = (one.name for one in walk(file.tree, ast.ClassDef))
+        return not (hasattr(builtins, func.id) or func.id in classes)
+    is_known = is_function(call) or is_method(call) or is_method(call, of=TAKING | KEEPING_NOTHING)
+    return not (is_known or (isinstance(func, ast.Attribute) and is_namespace(func.value)))
 
 
 def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bool:
@@ -102,12 +128,14 @@ def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bo
         return False
     places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     places = places[1:] if file.class_of(function) is not None else places
-    given = dict(zip(places, call.args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}
+    args = call.args if _run_by(call) is call.func else call.args[1:]
+    given = dict(zip(places, args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}
     names = aliases(file, given[name]) if name in given else None
     if names is None or not all(is_over(file, one, row, is_written=False) for one in names):
         return False
     scope = file.scope(call)
-    return all(_is_given_alone(file, one, scope) for one in names & arguments_of(scope))
+    handed_on = [one for one in names & arguments_of(scope) if _binding(file, one, row) is None]
+    return all(_is_given_alone(file, one, scope) for one in handed_on)
 
 
 _CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")

@@ -12,9 +12,10 @@ import gc
 import sys
 import threading
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
+from itertools import pairwise
 from types import CellType, CodeType, FrameType
 from typing import Any
 from weakref import getweakrefs
@@ -111,6 +112,9 @@ def _holders(
     for i, one in enumerate(frames):
         if not seen.add_frame(one, passes=i < begin or _passes_on(one.f_code)):
             return None
+    for inner, outer in pairwise(frames):
+        if _is_of_module(inner.f_code, "_wrapped_call_impl"):
+            seen.called_with.update(map(id, variables(outer).values()))
     seen.add_paths(frames[begin])
     return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None
 
@@ -151,10 +155,13 @@ def _is_held_elsewhere(on: list[torch.Tensor]) -> bool:
 
 def _passes_on(code: CodeType) -> bool:
     """Return True for the functions of torch that only hand a tensor on, and do not read it again after the call."""
-    path = code.co_filename.replace("\\", "/")
-    if path.endswith("torch/nn/modules/module.py"):
-        return code.co_name in ("_wrapped_call_impl", "_call_impl")
-    return path.endswith("torch/nn/modules/container.py") and code.co_name == "forward"
+    if code.co_name == "forward":
+        return code.co_filename.replace("\\", "/").endswith("torch/nn/modules/container.py")
+    return _is_of_module(code, "_wrapped_call_impl", "_call_impl")
+
+
+def _is_of_module(code: CodeType, *names: str) -> bool:
+    return code.co_name in names and code.co_filename.replace("\\", "/").endswith("torch/nn/modules/module.py")
 
 
 class _Seen:
@@ -163,6 +170,9 @@ class _Seen:
     def __init__(self, counts: dict[int, int]) -> None:
         self.counts = counts
         """References from the variables of functions, by the id of a tensor."""
+        self.called_with: Counter[int] = Counter()
+        """How many frames hold it while they call a module: `Module.__call__` is a slot of C, so what is an argument
+        stays on the stack of the frame, too (Python 3.11; tests/mend/test_sound.py)."""
         self.holders: list[Holder] = []
         self.named: set[int] = set()
         self.cells: set[str] = set()
@@ -270,6 +280,7 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     left = {
         id(one): sys.getrefcount(one) - seen.counts[id(one)] - _OWN - (tensor_state.use_count(one) > 1) for one in on
     }
+    left = {number: max(several - seen.called_with[number], 0) for number, several in left.items()}
     in_call = left.pop(id(written))
     on_stack = 0 if id(written) in seen.named else 1  # `h[0] = 1` writes to a view that has no name
     return in_call <= _IN_CALL and sum(left.values()) <= on_stack
