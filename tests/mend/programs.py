@@ -829,6 +829,20 @@ def run():
         h.sigmoid().sum().backward(retain_graph=True)
         opt.step()
 """,
+    "a buffer whose graph the next backward would meet": """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(3, 4, dtype=torch.float64))
+    def forward(self, h):
+        state = torch.sigmoid(h) * self.state + h
+        self.state.copy_(state)
+        return (self.state * w[0]).sum()
+layer = Layer()
+def run():
+    for _ in range(2):
+        sum(layer(h) for h in (x, x @ w)).backward()
+""",
     "losses of one forward, each followed by a step of another function": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 opt = torch.optim.SGD(net.parameters(), 0.1)

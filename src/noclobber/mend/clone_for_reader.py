@@ -21,6 +21,7 @@ from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holding import arguments_of, writes_through
 from noclobber.mend.resolving import function_called, module_called
 from noclobber.mend.scene import Scene
+from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure
 from noclobber.model.operators import KEPT, NODES
 from noclobber.model.units import listed
@@ -140,6 +141,8 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     place = scene.place("save")
     if not scene.is_clobber or scene.finding.code == "NC105" or place is None or _is_meant(scene):
         return None
+    if _carries_on(scene, place.file):
+        return None
     file, save = place.file, place.node
     if not isinstance(save, ast.expr):
         return None
@@ -157,6 +160,22 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         title = "write into a clone of the result, and let autograd keep the original"
         return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
     return None
+
+
+def _carries_on(scene: Scene, file: File) -> bool:
+    """Return True if the write leaves a graph in an attribute that the file, after `__init__`, neither sets nor
+    detaches: the next backward fails on that, whatever is cloned now."""
+    tensor = scene.finding.tensor
+    if tensor is None or not tensor.is_state:
+        return False
+    last = without_indexes(tensor.name or "").removesuffix("[]").rpartition(".")[2]
+    named = (one for one in walk(file.tree, ast.Attribute) if one.attr == last)
+    return not any(_cuts(file, one) for one in named if getattr(file.scope(one), "name", "") != "__init__")
+
+
+def _cuts(file: File, held: ast.Attribute) -> bool:
+    above = file.above[held]
+    return isinstance(held.ctx, ast.Store) or (isinstance(above, ast.Attribute) and above.attr == "detach_")
 
 
 def _is_meant(scene: Scene) -> bool:

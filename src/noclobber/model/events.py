@@ -34,6 +34,8 @@ class Tensor:
     name: str | None = None
     kind: Kind = "tensor"
     region: Region | None = None
+    is_state: bool = False
+    """Whether it is an attribute or a buffer, and in a graph, which whatever reads it next reaches."""
 
     @property
     def nbytes(self) -> int:

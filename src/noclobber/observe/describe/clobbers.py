@@ -47,7 +47,7 @@ def tensor_of(alias: torch.Tensor) -> Tensor:
     """Return a tensor with the name that a reader knows it by, from the user's frames. Only a report asks for it."""
     name = name_of(alias, sys._getframe(1))
     if name is not None:
-        return replace(unnamed(alias), name=name.text, kind=name.kind)
+        return replace(unnamed(alias), name=name.text, kind=name.kind, is_state=name.is_state)
     return replace(unnamed(alias), kind="parameter") if isinstance(alias, torch.nn.Parameter) else unnamed(alias)
 
 

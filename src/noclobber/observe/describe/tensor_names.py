@@ -26,6 +26,8 @@ class Name(NamedTuple):
 
     text: str
     kind: Kind
+    is_state: bool = False
+    """Whether it is an attribute or a buffer that is in a graph."""
 
 
 def name_of(tensor: torch.Tensor, frame: FrameType | None = None) -> Name | None:
@@ -58,7 +60,8 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
                     return found
             elif (best is None or _is_output(best.text)) and isinstance(value, torch.Tensor):
                 if value is tensor or (where is not None and is_on(value) and _place(value) == where):
-                    best = Name(label, "parameter" if isinstance(value, torch.nn.Parameter) else "tensor")
+                    is_parameter = isinstance(value, torch.nn.Parameter)
+                    best = Name(label, "parameter" if is_parameter else "tensor", "." in label and _is_in_graph(value))
                 elif is_on(_gradient(value)):
                     best = Name(f"{label}.grad", "tensor")
     return best
@@ -116,10 +119,15 @@ def _in_module(label: str, module: torch.nn.Module, is_on: Callable[[object], bo
             return Name(prefix + f"{name}.grad" if prefix else f"self.{name}.grad", "tensor")
     for name, buffer in module.named_buffers():
         if is_on(buffer):
-            return Name(prefix + name if prefix else f"self.{name}", "buffer")
+            return Name(prefix + name if prefix else f"self.{name}", "buffer", _is_in_graph(buffer))
     for name, child in module.named_modules():
         for attribute, value in vars(child).items():
             if is_on(value):
                 path = f"{name}.{attribute}" if name else attribute
-                return Name(prefix + path if prefix else f"self.{path}", "tensor")
+                return Name(prefix + path if prefix else f"self.{path}", "tensor", _is_in_graph(value))
     return None
+
+
+def _is_in_graph(value: torch.Tensor) -> bool:
+    """Return True if a tensor is in a graph; False for a view: to ask for its node can change the program."""
+    return value.requires_grad and not value._is_view() and value.grad_fn is not None
