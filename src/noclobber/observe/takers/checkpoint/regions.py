@@ -30,7 +30,7 @@ from noclobber.observe.takers.checkpoint import forward_bytes
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import Digest, all_known, is_on_device, same_but_for_zeros
+from noclobber.observe.witness.digests import Digest, all_known, fingerprint, is_on_device, same_but_for_zeros
 from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class CheckpointRegion:
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
         with modes.no_modes():
-            digest = self.context.fingerprint(tensor)
+            digest = fingerprint(tensor)
         return digest
 
     def _stays(self, tensor: torch.Tensor) -> bool:
