@@ -30,7 +30,7 @@ from noclobber.observe.torch_api.dispatch import modes, spare_key
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests, layout
-from noclobber.observe.witness.digests import Digest, fingerprint, shown
+from noclobber.observe.witness.digests import Digest, fingerprint
 
 _CLASSES: tuple[type[Handle], ...] = (
     Handle,
@@ -220,12 +220,10 @@ class Bridge:
         handle = _CLASSES[kind](_Gone() if tensor is None else tensor)  # type: ignore[arg-type]
         handle.alias, handle.version, handle.suspect, handle.digest, handle.shown = alias, version, None, digest, None
         handle.node, handle.moment, handle.place = node, moment, place
-        live, core = self._context.live, self._context.core
-        if digest is not None:
-            handle.shown = core.guarded(shown, alias)
+        live = self._context.live
         live.unsorted.append(ref(handle))
         if len(live.unsorted) > live.limit:
-            core.guarded(live.sweep)
+            self._context.core.guarded(live.sweep)
         return handle
 
 
