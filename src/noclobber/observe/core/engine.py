@@ -199,7 +199,11 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
     if (call := here()) is not None:  # the engine itself takes the hooks off again when the node has run
         threads.wake_hooks(context, call)
         context.calls.python_begins(call)
-    return lambda *_: unlog()
+
+    def rest(*_: object) -> None:
+        unlog()
+
+    return rest
 
 
 def log(context: Context) -> Callable[[], object] | None:
