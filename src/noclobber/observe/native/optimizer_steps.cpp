@@ -58,7 +58,7 @@ About *about(PyObject *type, bool fused) {
                                          place, fused});
 }
 
-// Keeps a step of Python's for the records that will say it. Returns false if there are too many.
+// Keeps a step of Python's, for good, for the records that will say it. Returns false if there are too many.
 bool keep(PyObject *step) {
   if (std::find(python_steps.begin(), python_steps.end(), step) == python_steps.end()) {
     if (python_steps.size() >= MOST_STEPS) {
@@ -173,7 +173,6 @@ void set_step(const pybind11::object &step, const pybind11::object &stepped) {
 }
 
 void forget_steps() {
-  python_steps.clear();
   known_steps.clear();
   known_types.clear();
 }

@@ -98,8 +98,8 @@ def _before(context: Context, way: Way) -> Hook:
                 # Only writes to parameters are the step's own.
                 groups = optimizer.param_groups
                 thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
-            if native is not None and not rests:
-                native.set_step(step, thread.stepped)
+            if native is not None and thread.entered:
+                native.set_step(None if rests else step, thread.stepped)
             if rests:
                 if watching and (live.any() or rereads.any()):
                     _about_to_write(context, optimizer, parameters(optimizer), place, step)
