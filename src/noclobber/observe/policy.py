@@ -126,7 +126,7 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
         context.live.all()  # every save has a handle then, also one that the native part has taken
     where = Detached(caller(1))
     for handle in weakref.getweakrefs(tensor) if producer is not None else ():
-        if isinstance(handle, Handle) and not context.core.guarded(partial(is_result, handle, producer)):
+        if isinstance(handle, Handle) and not context.core.guarded(is_result, handle, producer):
             handle.suspected().detached = where
     return True
 
@@ -196,7 +196,7 @@ def read(context: Context, handle: Handle, digest: Digest, preserved: bool) -> t
         call.later.append(later._replace(tell=partial(_watched, context, handle.moment, later.tell)))
     elif verdict is Change.BYTES:
         found = partial(clobbers.clobber_of, handle, node, reading(), context.memory)
-        clobber = context.core.guarded(partial(_watched, context, handle.moment, found))
+        clobber = context.core.guarded(_watched, context, handle.moment, found)
         _tell(context, [clobber] if clobber else [], stops=context.strict or preserved)
     return alias
 
@@ -238,7 +238,7 @@ def _stale(context: Context, handle: Handle, node: Node | None) -> None:
     error.handles = {id(handle)}
     if clobber is not None:
         refusals.remember(error, clobber)
-        context.core.guarded(partial(context.bus.tell, [clobber], error))
+        context.core.guarded(context.bus.tell, [clobber], error)
     raise error
 
 
@@ -277,6 +277,6 @@ def report(context: Context, found: list[Clobber]) -> None:
 
 def _tell(context: Context, found: list[Clobber], *, stops: bool) -> None:
     stopped = ClobberError(clobbers.CHANGED) if stops else None
-    context.core.guarded(partial(context.bus.tell, found, stopped))
+    context.core.guarded(context.bus.tell, found, stopped)
     if stopped is not None:
         raise stopped

@@ -240,7 +240,7 @@ def detach(*, forget: bool = True) -> None:
         context.memory.end()
     guarded(lambda: _keep(False))
     guarded(lambda: threads.leave(context))
-    guarded(partial(kernel_functions.tell, None))
+    guarded(kernel_functions.tell, None)
     guarded(lambda: bridge.end(context))
     for way in (*reversed(_ways), context.core):
         guarded(way.end)

@@ -166,6 +166,39 @@ def two_nets(look: Look) -> None:
     look()
 
 
+class Descent(torch.optim.Optimizer):
+    """An optimizer of the program's own."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.add_(one.grad, alpha=-0.1)
+
+
+def steps(look: Look) -> None:
+    """Step with a closure that runs forward and backward, and with an optimizer of the program's own."""
+    net, memory = nn.Linear(3, 1), torch.zeros(2, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        memory.add_(1)
+        loss = net(memory * 2).mul_(3).square().sum()
+        look()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+        look()
+    loss = net(memory * 2).square().sum()
+    Descent(net.parameters(), {}).step()
+    look()
+    loss.backward()
+    look()
+
+
 class Writer:
     """Writes from the functions that the interpreter calls by itself."""
 
@@ -255,6 +288,7 @@ PROGRAMS = (
     overwritten,
     without_gradients,
     two_nets,
+    steps,
     frames,
 )
 

@@ -92,6 +92,28 @@ h.data.sum()
 run(torch.ones(3))
 """
 THE_DATA = "run(h.data)"
+BESIDE_FORWARD_HOOKS = """
+torch.nn.Linear(3, 3).register_forward_hook(lambda module, args, result: None)
+run(torch.ones(3))
+"""
+UNDER_FORWARD_HOOKS = """
+module = torch.nn.Linear(3, 3)
+module.register_forward_hook(lambda module, args, result: None)
+run(h)
+"""
+A_PARAMETER = """
+with torch.no_grad():
+    run(torch.nn.Parameter(torch.ones(3)))
+"""
+IN_A_STEP = """
+class Own(torch.optim.Optimizer):
+    def step(self):
+        with torch.no_grad():
+            run(x)
+
+Own([x], {}).step()
+torch.optim.SGD([x], lr=0.1).step(lambda: run(torch.ones(3)).sum())
+"""
 DETACHED_OUTSIDE_OF_THE_GRAPH = """
 for _ in range(50):
     torch.ones(3).detach_()
@@ -128,6 +150,10 @@ with torch.no_grad():
         (IN_A_BACKWARD, 0),
         (DETACHED_OUTSIDE_OF_THE_GRAPH, 0),
         (DETACHED_IN_THE_GRAPH, 50),
+        (BESIDE_FORWARD_HOOKS, 0),
+        (A_PARAMETER, 0),
+        (IN_A_STEP, 0),
+        (UNDER_FORWARD_HOOKS, 50),
         (THE_DATA, 50),
         (BY_A_HOOK, 50),
         (THE_GRADIENT, 50),
@@ -145,6 +171,10 @@ with torch.no_grad():
         "in a backward",
         "detached outside of the graph",
         "detached in the graph",
+        "beside forward hooks",
+        "a parameter",
+        "in a step",
+        "under forward hooks",
         "the data",
         "a hook's",
         "the gradient",

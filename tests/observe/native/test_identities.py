@@ -65,6 +65,17 @@ def test_both_know_the_same_memory_and_the_same_bytes(
     assert len(set(keys)) == 1
 
 
+@settings(max_examples=200, deadline=None)
+@given(geometries(), st.sampled_from(DTYPES), st.booleans())
+def test_both_take_the_same_fingerprint(hot_path: Any, where: Geometry, dtype: torch.dtype, freed: bool) -> None:
+    base = torch.arange(512).to(dtype)
+    view = base.as_strided(*where)
+    if freed:
+        base.untyped_storage().resize_(0)
+    native, by_python = hot_path.fingerprint(view), digests._fingerprint(view)
+    assert native == by_python or (native is None and (freed or not view.numel()))
+
+
 @pytest.mark.usefixtures("built")
 def test_the_native_part_knows_which_tensors_share_a_counter() -> None:
     script = """

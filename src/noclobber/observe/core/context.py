@@ -25,9 +25,11 @@ from noclobber.observe.core.seen.hot_path import HotPath
 from noclobber.observe.core.seen.records import Backward, Record
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api.autograd import hook_stack
-from noclobber.observe.witness.digests import Contents, Digest, fingerprint
+from noclobber.observe.witness.digests import Contents, Digest
 
 State = TypeVar("State")
+IN_GRAPH = 0
+"""In place of the key of a storage: all writes to tensors that require a gradient."""
 After = Callable[[], object]
 """Called after a write."""
 Look = Callable[[Written, torch.Tensor, int, FrameType], object]
@@ -222,7 +224,7 @@ class Context:
         """Those to call before every write at the moment, each once, and for how many reasons. It is always the same
         object, so callers may keep it."""
         self.attended: dict[int, dict[Look, int]] = {}
-        """The same of those to call before the writes to one storage, by its key."""
+        """The same of those to call before the writes to one storage, by its key or IN_GRAPH."""
         self.unseen: list[Look] = []
         """Those to call before every write that autograd does not see. It is always the same object."""
         self.by_key = True
@@ -306,16 +308,11 @@ class Context:
             if self.native is not None:
                 self.native.set_careful(self.careful > 0)
 
-    def fingerprint(self, tensor: torch.Tensor) -> Digest:
-        """Return the fingerprint of a tensor, from the native part where it can tell."""
-        digest = self.native.fingerprint(tensor) if self.native is not None else None
-        return fingerprint(tensor) if digest is None else digest
-
     def attend(self, look: Look, keys: Sequence[int] | None = None) -> None:
         """Call `look` before every write of any thread, until `ignore` was called as often as this.
 
-        With keys of storages it is called before the writes to these: all others stay in the native part. So do those
-        of the engine itself in a backward.
+        With keys of storages, or IN_GRAPH, it is called before the writes to these: all others stay in the native part.
+        So do those of the engine itself in a backward.
         """
         with self._counting:
             for looks in (self.attentive,) if keys is None else [self.attended.setdefault(key, {}) for key in keys]:

@@ -196,14 +196,12 @@ def listen(context: Context, *_: object) -> Callable[..., None] | None:
     unlog = log(context)
     if unlog is None:
         return None
-    if (call := here()) is not None:
+    if (call := here()) is not None:  # the engine itself takes the hooks off again when the node has run
         threads.wake_hooks(context, call)
         context.calls.python_begins(call)
 
     def rest(*_: object) -> None:
         unlog()
-        if call is not None:
-            threads.rest_hooks(context, call)
 
     return rest
 

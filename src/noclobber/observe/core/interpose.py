@@ -67,7 +67,7 @@ def on_warnings(way: Way) -> None:
     show: Callable[[warnings.WarningMessage], None] = warnings._showwarnmsg  # type: ignore[attr-defined]
 
     def _showwarnmsg(message: warnings.WarningMessage) -> None:
-        blamed = way.guarded(lambda: led_to(message))
+        blamed = way.guarded(led_to, message)
         if blamed is None:
             show(message)
             return
@@ -109,7 +109,7 @@ def on_new_operators(way: Way, look_at: Callable[[str], None], scan: Callable[[]
 
     def __getattr__(self: Any, name: str) -> object:
         found = native_getattr(self, name)
-        way.guarded(lambda: look_at_all(found))
+        way.guarded(look_at_all, found)
         return found
 
     way.patches.put(library, "define", functools.wraps(native_define)(define))
@@ -152,11 +152,11 @@ def in_preserved_versions(way: Way, preserved: Callable[[int], None]) -> None:
     native_enter, native_exit = owner.__enter__, owner.__exit__
 
     def __enter__(self: object) -> None:
-        way.guarded(functools.partial(preserved, 1))
+        way.guarded(preserved, 1)
         native_enter(self)
 
     def __exit__(self: object, *exception: object) -> None:
-        way.guarded(functools.partial(preserved, -1))
+        way.guarded(preserved, -1)
         native_exit(self, *exception)
 
     way.patches.put(owner, "__enter__", __enter__)
@@ -170,7 +170,7 @@ def on_saved_tensors(way: Way, restore: Callable[[BackwardCFunction, Saved], Sav
 
     def saved_tensors(function: BackwardCFunction) -> Saved:
         unpacked: Saved = native.__get__(function)
-        restored = way.guarded(lambda: restore(function, unpacked))
+        restored = way.guarded(restore, function, unpacked)
         return unpacked if restored is None else restored
 
     way.patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))

@@ -57,7 +57,8 @@ def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
     It holds no memory. An address says nothing once the memory is gone: another tensor may have got it.
     """
     where, device = geometry(tensor), tensor.device
-    shown, shape = weak(tensor), shape_of(tensor)
+    shown = weak(tensor, where)
+    shape = shape_of(tensor) if strided(where) is None or tensor.is_nested else where[1]
 
     def described() -> Tensor:
         with modes.aside():
@@ -213,7 +214,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
     """Return what is known of a read on a device before its bytes have been compared."""
     alias, version = handle.alias, handle.version
     save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
-    shown, key, place = weak(alias), storages.storage_key(alias), handle.place
+    shown, key, place = weak(alias, geometry(alias)), storages.storage_key(alias), handle.place
     entries = _between(memory, handle, list(handle.writes), key, version, current)
 
     def clobber() -> Clobber:
@@ -231,10 +232,9 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
     return Later(is_other_later(node, save.field, digest, handle.digest), clobber)
 
 
-def weak(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-    """Return a function for a tensor on the same bytes. It holds no storage, and returns None once that is gone, or
-    where no tensor can be made of its geometry."""
-    where = geometry(tensor)
+def weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | None]:
+    """Return a function for a tensor on the same bytes, which lie `where`. It holds no storage, and returns None once
+    that is gone, or where no tensor can be made of its geometry."""
     if strided(where) is None or storages.storage_key(tensor) is None:
         return lambda: None
     return partial(tensor_on, storages.storage_ref(tensor), where)

@@ -186,7 +186,7 @@ class Writers:
         given = self._context.thread.given
         for argument in (argument for inputs in given for argument in inputs if argument.key == key):
             if argument.digest is None:
-                argument.digest = self._context.fingerprint(argument.tensor)
+                argument.digest = fingerprint(argument.tensor)
             argument.writes.append(_Wrote(written.op, place_of(frame), tensor_state.version_of(tensor)))
 
     def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], by: str) -> None:

@@ -212,7 +212,7 @@ class UntrackedWrites:
         """
         if self._way is None:
             return None
-        found = self._way.guarded(lambda: self._before(written, tensor, key, frame))
+        found = self._way.guarded(self._before, written, tensor, key, frame)
         return None if found is None else (self._way.entry(found[0]), found[1])
 
     def _before(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if result is NotImplemented:
                 return result
         if not devices.inside:
-            self._way.guarded(partial(self._follow, func, args, options, result))
+            self._way.guarded(self._follow, func, args, options, result)
         return result
 
     def _follow(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:

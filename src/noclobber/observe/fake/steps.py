@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class Steps:
         def __init__(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
             native(optimizer, *args, **options)
             self._taken[optimizer] = 0
-            self._way.guarded(partial(self._learn, optimizer))
+            self._way.guarded(self._learn, optimizer)
 
         patches.put(torch.optim.Optimizer, "__init__", __init__)
         handle = hook_stack.hook(register_optimizer_step_post_hook, self._stepped)
@@ -50,7 +49,7 @@ class Steps:
         self._memory.learn("optimizer state", states)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._way.guarded(partial(self._learn, optimizer))
+        self._way.guarded(self._learn, optimizer)
         self._taken[optimizer] = taken = self._taken.get(optimizer, 0) + 1
         self.steps += 1
         if not self._enough:

@@ -8,7 +8,6 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -128,7 +127,7 @@ def _before_fork() -> None:
 def _in_child() -> None:
     """Watch the child's writes to shared memory, which the parent may ask about. The child's own saves are copies."""
     for context, processes, rest, way in _armed:
-        way.guarded(partial(_watch_child, context, way, processes, rest))
+        way.guarded(_watch_child, context, way, processes, rest)
 
 
 def _watch_child(context: Context, way: Way, processes: Processes, rest: Callable[[], None]) -> None:

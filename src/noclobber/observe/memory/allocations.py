@@ -453,10 +453,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, core = kwargs or {}, self._context.core
-        after = core.guarded(partial(self._before, func, args, kwargs))
+        after = core.guarded(self._before, func, args, kwargs)
         result = func(*args, **kwargs)
         if after is not None:
-            core.guarded(partial(after, result))
+            core.guarded(after, result)
         return result
 
     def _before(

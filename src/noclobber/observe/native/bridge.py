@@ -30,7 +30,7 @@ from noclobber.observe.torch_api.dispatch import modes, spare_key
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests, layout
-from noclobber.observe.witness.digests import Digest, fingerprint, shown
+from noclobber.observe.witness.digests import Digest, fingerprint
 
 _CLASSES: tuple[type[Handle], ...] = (
     Handle,
@@ -72,7 +72,7 @@ class Bridge:
         self.views, self.leave, self.end = native.take_views, native.leave, native.end
         self.save, self.fingerprint, self.memory_of = native.save, native.fingerprint, native.memory_of
         self.gradients_behind, self.backward_begins = native.gradients_behind, native.backward_begins
-        self.set_usual, self.set_sharing = native.set_usual, native.share
+        self.set_step, self.set_sharing = native.set_step, native.share
         self.set_careful, self.set_keeping = native.set_careful, native.set_keeping
         records.count_with(native.next_moment)
         reads.walk_with(partial(native.walk, reads.KINDS))
@@ -82,7 +82,7 @@ class Bridge:
         """Return a function that reports a failure and returns None then."""
 
         def asked(*args: object) -> object:
-            return self._context.core.guarded(lambda: function(*args))
+            return self._context.core.guarded(function, *args)
 
         return asked
 
@@ -198,7 +198,7 @@ class Bridge:
                 holds(noted.geometry == layout.geometry(y), "a write is noted with its geometry")
                 holds(self.place_here() == sites.place_of(sys._getframe()), "lines are found")
                 for tensor in (x.detach(), x.detach().t(), x.detach()[:, :1]):
-                    holds(self._native.fingerprint(tensor) == fingerprint(tensor), "fingerprints are equal")
+                    holds(self.fingerprint(tensor) == fingerprint(tensor), "fingerprints are equal")
             finally:
                 spare_key.set_key(False)
                 hook_stack.pop_hooks()
@@ -220,12 +220,10 @@ class Bridge:
         handle = _CLASSES[kind](_Gone() if tensor is None else tensor)  # type: ignore[arg-type]
         handle.alias, handle.version, handle.suspect, handle.digest, handle.shown = alias, version, None, digest, None
         handle.node, handle.moment, handle.place = node, moment, place
-        live, core = self._context.live, self._context.core
-        if digest is not None:
-            handle.shown = core.guarded(lambda: shown(alias))
+        live = self._context.live
         live.unsorted.append(ref(handle))
         if len(live.unsorted) > live.limit:
-            core.guarded(live.sweep)
+            self._context.core.guarded(live.sweep)
         return handle
 
 
@@ -259,6 +257,7 @@ def begin(context: Context) -> None:
         except Exception as failure:
             _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
             return
+        digests.read_with(_bridge.fingerprint)
     context.native = context.memory.native = context.live.beside = _bridge
     if context.contents is not None:
         context.contents.sees_all_writes = False

@@ -87,11 +87,6 @@ PyObject *share(PyObject *, PyObject *on) {
   Py_RETURN_NONE;
 }
 
-PyObject *set_usual(PyObject *, PyObject *on) {
-  thread().usual = on == Py_True;
-  Py_RETURN_NONE;
-}
-
 PyObject *count_alive(PyObject *, PyObject *) { return PyLong_FromSize_t(alive); }
 
 PyObject *number_moment(PyObject *, PyObject *) { return PyLong_FromLongLong(next_moment()); }
@@ -178,7 +173,6 @@ PyMethodDef each_step[] = {
     {"end_backward", fast(end_backward), METH_FASTCALL, nullptr},
     {"backward_begins", backward_begins, METH_NOARGS, nullptr},
     {"share", share, METH_O, nullptr},
-    {"set_usual", set_usual, METH_O, nullptr},
     {"alive", count_alive, METH_NOARGS, nullptr},
     {"next_moment", number_moment, METH_NOARGS, nullptr},
     {"place_here", show_place_here, METH_NOARGS, nullptr},
@@ -208,6 +202,7 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   define("end", &end);
   define("enter", &enter_with);
   define("leave", &leave);
+  define("set_step", &set_step);
   define("set_careful", [](bool on) { flags.careful = on; });
   define("set_keeping", [](bool on) { flags.keeping = on; });
   define("hand_over", [](std::optional<uintptr_t> storage) { hand_over(storage); });

@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
 #include <deque>
 
 #include "history.h"
@@ -21,6 +22,7 @@ constexpr size_t MOST_STEPS = 256;
 
 // All with the GIL.
 auto &known_steps = *new std::deque<About>;
+auto &python_steps = *new std::vector<THPObjectPtr>;
 auto &known_types = *new std::vector<std::pair<THPObjectPtr, bool>>; // and whether they are PyTorch's own
 
 bool is_ours(PyObject *type) {
@@ -54,6 +56,17 @@ About *about(PyObject *type, bool fused) {
   parse(answer, "OO", &written, &step);
   return &known_steps.emplace_back(About{THPObjectPtr::dup(type), THPObjectPtr::dup(written), THPObjectPtr::dup(step),
                                          place, fused});
+}
+
+// Keeps a step of Python's, for good, for the records that will say it. Returns false if there are too many.
+bool keep(PyObject *step) {
+  if (std::find(python_steps.begin(), python_steps.end(), step) == python_steps.end()) {
+    if (python_steps.size() >= MOST_STEPS) {
+      return false;
+    }
+    python_steps.push_back(THPObjectPtr::dup(step));
+  }
+  return true;
 }
 
 // Returns true if a step that writes a parameter is for Python.
@@ -101,7 +114,7 @@ bool take(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
   Thread &mine = thread();
   unmute(mine);
   auto *type = (PyObject *)Py_TYPE(optimizer);
-  if (!flags.on || !mine.usual || c10::impl::TorchDispatchModeTLS::any_modes_set() || PyTuple_GET_SIZE(args) != 1 ||
+  if (!flags.on || !mine.usual || mine.step != nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set() || PyTuple_GET_SIZE(args) != 1 ||
       PyDict_GET_SIZE(kwargs) != 0 || !is_ours(type)) {
     return false;
   }
@@ -141,6 +154,22 @@ PyObject *after_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     Py_RETURN_NONE;
   }
   return by_python(after, arguments, count);
+}
+
+void set_step(const pybind11::object &step, const pybind11::object &stepped) {
+  Thread &mine = thread();
+  mine.usual = step.is_none() || keep(step.ptr());
+  mine.step = step.is_none() ? nullptr : step.ptr();
+  mine.steps_alone = stepped.is_none();
+  mine.stepped.clear();
+  if (!mine.steps_alone) {
+    for (pybind11::handle storage : stepped) {
+      if (!storage.is_none()) {
+        mine.stepped.push_back(storage.cast<uintptr_t>());
+      }
+    }
+    std::sort(mine.stepped.begin(), mine.stepped.end());
+  }
 }
 
 void forget_steps() {

@@ -10,6 +10,10 @@ namespace noclobber {
 PyObject *before_step(PyObject *, PyObject *const *arguments, Py_ssize_t count);
 PyObject *after_step(PyObject *, PyObject *const *arguments, Py_ssize_t count);
 
+// Hears of a step that Python takes, and of the storages that are its own to write; None for no step, and for all. Leaves
+// the writes of this thread to Python where there are steps at ever new lines. With the GIL.
+void set_step(const pybind11::object &step, const pybind11::object &stepped);
+
 // Drops what is known of steps. Records may refer to it until then. With the GIL.
 void forget_steps();
 

@@ -63,10 +63,13 @@ ViewKind view_of(const at::Tensor &tensor) {
                                                                     : VIEW;
 }
 
-// Returns true if the operator that saves overwrites the storage too, and the version may not tell.
+// Returns true if the operator that saves may overwrite the storage too, and the version may not tell. What an operator
+// writes that Python takes is not known here: the key is off in it, as in a backward.
 bool is_overwritten(const Thread &mine, uintptr_t key) {
-  return mine.overwriting != nullptr &&
-         std::any_of(mine.overwriting->ranges.begin(), mine.overwriting->ranges.end(),
+  if (mine.overwriting == nullptr) {
+    return !key_is_set();
+  }
+  return std::any_of(mine.overwriting->ranges.begin(), mine.overwriting->ranges.end(),
                      [key](const Overwriting::Range &range) { return range.storage == key; });
 }
 
@@ -108,8 +111,7 @@ bool is_for_python(const Thread &mine, const at::Tensor &tensor) {
   // A mode sees the detach of an alias, and knows noclobber's own by the Python frames.
   return mine.arming != flags.armings || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
          !is_usual(tensor.unsafeGetTensorImpl()) || (hooks.contents && !tensor.is_cpu()) ||
-         (hooks.handed && is_in(hooks.handed, storage_key(tensor))) ||
-         (hooks.contents && mine.overwriting == nullptr && !key_is_set());
+         (hooks.handed && is_in(hooks.handed, storage_key(tensor)));
 }
 
 // Takes the fingerprint of a save. Returns false if it has bytes that cannot be read.

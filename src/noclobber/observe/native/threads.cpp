@@ -1,5 +1,7 @@
 #include "threads.h"
 
+#include <algorithm>
+
 namespace noclobber {
 
 Flags flags;
@@ -40,6 +42,10 @@ const Place *Thread::place_of(int64_t node) const {
   return nullptr;
 }
 
+PyObject *Thread::step_that_writes(uintptr_t storage) const {
+  return steps_alone || std::binary_search(stepped.begin(), stepped.end(), storage) ? step : nullptr;
+}
+
 void enter(c10::intrusive_ptr<Hooks> hooks) {
   Thread &mine = thread();
   mine.arming = flags.armings;
@@ -51,6 +57,7 @@ void enter(c10::intrusive_ptr<Hooks> hooks) {
 void leave() {
   Thread &mine = thread();
   mine.usual = mine.muted = false;
+  mine.step = nullptr;
   mine.hooks = {};
 }
 

@@ -49,14 +49,19 @@ struct Overwriting {
 
 struct Thread {
   uint64_t arming = 0; // the one in which this thread was entered
-  bool usual = false;  // whether writes of this thread may be taken here: it was entered, and no optimizer step is on
+  bool usual = false;  // whether writes of this thread may be taken here: it was entered, and its step is known
   bool muted = false;  // whether the key is off for an optimizer step that was taken here
   c10::intrusive_ptr<Hooks> hooks;
   Overwriting *overwriting = nullptr; // what the kernel under way overwrites
+  PyObject *step = nullptr;           // of an optimizer, under way and not taken here; borrowed (optimizer_steps.h)
+  bool steps_alone = true;            // whether all writes belong to it, and not only those to the storages here, sorted
+  std::vector<uintptr_t> stepped;
 
   // Notes where a node saves, and returns where it last did; null if that is not known.
   void saves_at(int64_t node, const Place *place);
   const Place *place_of(int64_t node) const;
+  // Returns the step that a write to a storage belongs to; null if there is none.
+  PyObject *step_that_writes(uintptr_t storage) const;
 
 private:
   struct PastSave {

@@ -106,7 +106,7 @@ private:
       }
     }
     for (const at::Tensor *tensor : noted) {
-      note(op.written, nullptr, place, *tensor);
+      note(op.written, thread().step_that_writes(storage_key(*tensor)), place, *tensor);
     }
     return true;
   }

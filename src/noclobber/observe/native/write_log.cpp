@@ -10,6 +10,8 @@ namespace noclobber {
 
 namespace {
 
+constexpr uintptr_t IN_GRAPH = 0; // of core/context.py
+
 struct Looks {
   THPObjectPtr attentive, attended, returned;
 };
@@ -23,10 +25,11 @@ bool is_only_holder(const c10::Storage &storage) {
   return storage.use_count() <= 1 + (size_t)in_python && storage.resizable();
 }
 
-// Returns true if a write under `no_grad` hides something from autograd: what is written is in the graph, or a view of what
-// is.
+// Returns true if a write under `no_grad` hides something from autograd: what is written is computed in the graph, or a view
+// of what is in it.
 bool is_untracked(const at::Tensor &tensor) {
-  return tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad());
+  return tensor.is_view() ? tensor.requires_grad() || tensor._base().requires_grad()
+                          : tensor.requires_grad() && !tensor.is_leaf();
 }
 
 // Returns true in an autocast region: Python looks there at what autograd does not see (stale_casts.py).
@@ -67,11 +70,11 @@ Way way_of(const Operator &op, const at::Tensor &tensor) {
     return op.moves_none || inside_autograd() ? Way::IGNORED : Way::NOTED;
   }
   const uintptr_t key = storage_key(impl);
-  const bool off = !c10::GradMode::is_enabled();
-  if ((off && is_untracked(tensor)) || is_in(look.attended, key) || (off && is_in(look.returned, key))) {
+  const bool off = !c10::GradMode::is_enabled(), in_graph = tensor.requires_grad();
+  if ((off && is_untracked(tensor)) || is_in(look.attended, key) || (in_graph && is_in(look.attended, IN_GRAPH)) ||
+      (off && is_in(look.returned, key))) {
     return Way::FOR_PYTHON;
   }
-  const bool in_graph = tensor.requires_grad();
   if (is_counted(op, tensor) && !flags.careful) {
     return Way::NOTED;
   }

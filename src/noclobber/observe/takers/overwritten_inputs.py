@@ -23,7 +23,7 @@ from noclobber.model.operators import ACTIVATIONS
 from noclobber.model.silent import Overwritten
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
-from noclobber.observe.core.context import Context, Look
+from noclobber.observe.core.context import IN_GRAPH, Context, Look
 from noclobber.observe.core.seen.reads import tensors_held
 from noclobber.observe.core.seen.records import Backward, Record, record
 from noclobber.observe.core.seen.sites import Place, place_of
@@ -107,7 +107,9 @@ class AskedInputs:
     def _look_at_writes(self, looks: bool) -> None:
         if looks != self._looks:
             self._looks = looks
-            self._context.attend(self._looking) if looks else self._context.ignore(self._looking)
+            self._context.attend(self._looking, [IN_GRAPH]) if looks else self._context.ignore(
+                self._looking, [IN_GRAPH]
+            )
 
     def _registered(self, module: object) -> None:
         if isinstance(module, torch.nn.Module):
@@ -117,7 +119,7 @@ class AskedInputs:
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         """Note a write to a tensor of the graph that forward hooks hold."""
-        if not tensor.requires_grad or not torch.is_grad_enabled() or written.op in _SHIFTS:
+        if not torch.is_grad_enabled() or written.op in _SHIFTS:
             return
         stack, references = _stack(frame), sys.getrefcount(tensor)
         known = references <= self._unheld.get(stack, 0)

@@ -98,18 +98,18 @@ def arm(context: Context, way: Way) -> None:
     push, pop = hook_stack.push_hooks, hook_stack.pop_hooks
 
     def _push_saved_tensors_default_hooks(pack: Pack, unpack: Unpack) -> None:
-        wrapped = way.guarded(lambda: _pushed(context, way, pack, unpack))
+        wrapped = way.guarded(_pushed, context, way, pack, unpack)
         push(*wrapped) if wrapped is not None else push(pack, unpack)
 
     def _pop_saved_tensors_default_hooks() -> None:
-        if not way.guarded(partial(threads.has_hooks_on_top, context)):
+        if not way.guarded(threads.has_hooks_on_top, context):
             pop()
             return
         pop()
         try:
             pop()
         finally:
-            way.guarded(partial(threads.push_hooks, context))
+            way.guarded(threads.push_hooks, context)
 
     way.patches.put(autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_default_hooks)
     way.patches.put(autograd, "_pop_saved_tensors_default_hooks", _pop_saved_tensors_default_hooks)
@@ -151,7 +151,7 @@ def around(context: Context, pair: hook_stack.Pair) -> hook_stack.Pair:
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> object:
-        ended = way.guarded(lambda: _logged(context))
+        ended = way.guarded(_logged, context)
         try:
             value = pack(tensor)
         except Exception as error:
@@ -168,13 +168,13 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
     def unpack_and_compare(packed: object) -> object:
         if type(packed) is not UserSave:
             return unpack(packed)
-        looked = way.guarded(lambda: _looked_at(context, packed)) if packed.packed else None
+        looked = way.guarded(_looked_at, context, packed) if packed.packed else None
         value, changed = (packed.value, ()) if looked is None else looked
         tensor = unpack(value)
         if changed:
-            way.guarded(lambda: _tell(context, packed, changed, tensor))
+            way.guarded(_tell, context, packed, changed, tensor)
         if isinstance(tensor, torch.Tensor):
-            old = way.guarded(lambda: _read(context, packed, tensor))
+            old = way.guarded(_read, context, packed, tensor)
             if old is not None:
                 return old
         return tensor

@@ -137,8 +137,26 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
     """Return the xxh3_64 hash of a tensor's bytes, or of a tensor on a device a weighted sum that stays there.
 
     None if no bytes can be read. Each element counts once, also where a tensor is expanded. Marks (conjugated, negated)
-    and the dtype make no difference, because only fingerprints of the same tensor are compared.
+    and the dtype make no difference, because only fingerprints of the same tensor are compared. Where the native part
+    is there, it reads the usual tensors.
     """
+    return _fingerprint(tensor) if (digest := _of_usual(tensor)) is None else digest
+
+
+def _of_no_tensor(_: torch.Tensor) -> int | None:
+    return None
+
+
+_of_usual: Callable[[torch.Tensor], int | None] = _of_no_tensor
+
+
+def read_with(native: Callable[[torch.Tensor], int | None]) -> None:
+    """Let the native part read the tensors that it can from now on; it returns None for all others."""
+    global _of_usual
+    _of_usual = native
+
+
+def _fingerprint(tensor: torch.Tensor) -> Digest:
     if not _has_memory(type(tensor)):
         return None
     try:

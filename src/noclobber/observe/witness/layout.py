@@ -67,7 +67,7 @@ def strided(geometry: Geometry | None) -> Strided | None:
     if geometry is None:
         return None
     offset, shape, strides, dtype = geometry
-    if offset is None or strides is None or not all(type(number) is int for number in (offset, *shape, *strides)):
+    if offset is None or strides is None or {int} != {*map(type, (offset, *shape, *strides))}:
         return None
     return (offset, shape, strides, dtype)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TypeVar
 
 from noclobber.model.error import ClobberError
@@ -79,10 +78,10 @@ class BackwardCalls:
         stopped = None
         if error is not None or call.later:
             for way, ended in reversed(self._ends):
-                stopped = way.guarded(partial(ended, call, result, error), also_off=True) or stopped
+                stopped = way.guarded(ended, call, result, error, also_off=True) or stopped
         ends, call.ends = call.ends, []  # they refer to the call, which would keep its graph until a garbage collection
         for way, end in reversed(ends):
-            stopped = way.guarded(partial(end, result, error), also_off=True) or stopped
+            stopped = way.guarded(end, result, error, also_off=True) or stopped
         return stopped
 
 
@@ -92,6 +91,6 @@ def _add(way: Way, watchers: list[T], entry: T) -> None:
 
 
 def _begins(call: Backward, way: Way, begin: Begin) -> None:
-    end = way.guarded(partial(begin, call))
+    end = way.guarded(begin, call)
     if end is not None:
         call.ends.append((way, end))

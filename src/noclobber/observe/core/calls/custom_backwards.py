@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ class CustomBackwards:
         ends: list[tuple[Way, End]] = []
         try:
             for way, begin in tuple(self._watching):
-                if (end := way.guarded(partial(begin, node, args))) is not None:
+                if (end := way.guarded(begin, node, args)) is not None:
                     ends.append((way, end))
         except BaseException:
             self.end(ends, None)
@@ -49,7 +48,7 @@ class CustomBackwards:
     def end(self, ends: list[tuple[Way, End]], result: object) -> None:
         """Call what `begin` returned, the last watcher first."""
         for way, end in reversed(ends):
-            way.guarded(partial(end, result), also_off=True)
+            way.guarded(end, result, also_off=True)
 
 
 def natives() -> dict[str, Callable[..., object]]:
@@ -74,12 +73,12 @@ def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwar
 
     def apply(*args: object) -> object:
         itself, result = node(), None
-        ends = way.guarded(lambda: customs.begin(itself, args))
+        ends = way.guarded(customs.begin, itself, args)
         try:
             result = getattr(owner, name)(itself, *args)
         finally:
             if ends:
-                way.guarded(lambda: customs.end(ends, result))
+                way.guarded(customs.end, ends, result)
         return result
 
     return passed_over(apply)
@@ -89,12 +88,12 @@ def around(way: Way, native: Callable[..., object], customs: CustomBackwards) ->
     """Return a method that runs a backward with `native` and calls the watchers before and after it."""
 
     def apply(self: torch.autograd.graph.Node, *args: object) -> object:
-        result, ends = None, way.guarded(lambda: customs.begin(self, args))
+        result, ends = None, way.guarded(customs.begin, self, args)
         try:
             result = native(self, *args)
         finally:
             if ends:
-                way.guarded(lambda: customs.end(ends, result))
+                way.guarded(customs.end, ends, result)
         return result
 
     return apply

@@ -18,7 +18,6 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 if TYPE_CHECKING:
 
@@ -123,10 +122,9 @@ def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memo
     def ended(call: ForwardCall, returned: bool) -> None:
         forwards.end(call, returned)
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
-            if isinstance(one, torch.Tensor) and one.requires_grad and tensor_state.is_view_of_function(one):
-                key, base = storages.storage_key(one), one._base
-                if key is not None and base is not None and not base.requires_grad:
-                    memory.returned_as_view(key, one)
+            base = one._base if isinstance(one, torch.Tensor) and one.requires_grad else None
+            if base is not None and not base.requires_grad:
+                memory.returned_by_function(one)
 
     begins, ends = way.entry(began), way.entry(ended, also_off=True)
 

@@ -20,7 +20,7 @@ from noclobber.observe.core.seen.hot_path import HotPath
 from noclobber.observe.core.seen.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.core.seen.thread_state import Thread
-from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Witness
 
@@ -148,13 +148,15 @@ class Memory:
         """Remember the writes to this memory as long as `reread` lives."""
         self.rereads.add(reread)
 
-    def returned_as_view(self, key: int, view: torch.Tensor) -> None:
-        """Remember the writes to the memory of a view that a custom Function returned, while it is there."""
-        if (known := self.returned.get(key)) is None or known.expired():
+    def returned_by_function(self, tensor: torch.Tensor) -> None:
+        """Remember the writes to the memory of what a custom Function returned, if it is a view, while it is there."""
+        key = storages.storage_key(tensor)
+        known = self.returned.get(key) if key is not None else None
+        if key is not None and (known is None or known.expired()) and tensor_state.is_view_of_function(tensor):
             for other in [one for one, storage in self.returned.copy().items() if storage.expired()]:
                 self.returned.pop(other, None)
             if len(self.returned) < _MOST_VIEWS:
-                self.returned[key] = storages.storage_ref(view)
+                self.returned[key] = storages.storage_ref(tensor)
 
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""

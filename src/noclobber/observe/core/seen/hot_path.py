@@ -53,9 +53,6 @@ class HotPath(Protocol):
     def save(self, tensor: torch.Tensor, contents: bool, /) -> SaveElsewhere | None:
         """Return what is known of a tensor that is being saved; None if only Python can tell."""
 
-    def fingerprint(self, tensor: torch.Tensor, /) -> int | None:
-        """Return the fingerprint of a tensor; None if only Python can tell."""
-
     def memory_of(self, tensor: torch.Tensor, /) -> MemoryOf | None:
         """Return what memory a tensor has; None if only Python can tell."""
 
@@ -124,8 +121,9 @@ class HotPath(Protocol):
     def leave(self) -> None:
         """Leave this thread to Python."""
 
-    def set_usual(self, usual: bool, /) -> None:
-        """Leave the writes of this thread to Python (False), or take them again."""
+    def set_step(self, step: Step | None, stepped: frozenset[int | None] | None, /) -> None:
+        """Hear to which step of an optimizer the writes of this thread belong from now on: those to the storages in
+        `stepped`, and all where that is None."""
 
     def set_sharing(self, sharing: bool, /) -> None:
         """Hear whether a backward is under way in which bytes that are read twice need to be hashed once only."""

@@ -97,7 +97,7 @@ def writing(name: str, written: Written) -> Kernel:
                 with sight():
                     result = run(*args, **kwargs)
         except RuntimeError as error:
-            context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
+            context.core.guarded(context.parts.refused, context, written, args, kwargs, error)
             without_own_frames(error)
             raise
         finally:
@@ -157,7 +157,7 @@ def passing(op: OpOverload[..., object], views: str = "") -> Kernel:
             include(key, False)
             return run(*args, **kwargs)
         if views:
-            told[0].core.guarded(partial(views_made, told[0], views))
+            told[0].core.guarded(views_made, told[0], views)
         exclude(key, True)  # included all the same: `key_is_set` tells a save inside that no operator is writing
         try:
             return run(*args, **kwargs)

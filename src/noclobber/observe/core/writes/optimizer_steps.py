@@ -94,12 +94,12 @@ def _before(context: Context, way: Way) -> Hook:
                 by_key and not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
             )
             thread.step, thread.stepped = step, None
-            if native is not None and not rests:
-                native.set_usual(False)  # each write belongs to the step
             if closure:
                 # Only writes to parameters are the step's own.
                 groups = optimizer.param_groups
                 thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
+            if native is not None and thread.entered:
+                native.set_step(None if rests else step, thread.stepped)
             if rests:
                 if watching and (live.any() or rereads.any()):
                     _about_to_write(context, optimizer, parameters(optimizer), place, step)
@@ -215,7 +215,7 @@ def _after(context: Context, way: Way) -> Hook:
             return
         thread.step = None
         if native is not None and thread.entered:
-            native.set_usual(True)
+            native.set_step(None, None)
 
     return way.entry(after)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from functools import partial
 from sys import getrefcount
 
 import torch
 
 from noclobber.model.live_saves import EVERYWHERE
-from noclobber.observe.core.context import After, Context
+from noclobber.observe.core.context import IN_GRAPH, After, Context
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import MOST_LOOKS
@@ -97,11 +96,13 @@ def _to_saves(context: Context) -> Before:
             without_storage(_WITHOUT_STORAGE)
             return None
         # First: whatever fails below, the program must not go on with a gradient where PyTorch raises.
-        if written.detaches and not context.core.guarded(partial(context.parts.detached, context, tensor)):
+        if written.detaches and not context.core.guarded(context.parts.detached, context, tensor):
             context.parts.detached_by_number(context, tensor)
         off = not tracking()
-        # Where nothing written is in the graph, as in generation under `no_grad`, nothing is hidden from autograd.
-        untracked = off and (in_graph or ((base := tensor._base) is not None and base.requires_grad))
+        # Where what is written is outside of the graph or a leaf, nothing is hidden from autograd.
+        untracked = off and (
+            in_graph and not tensor.is_leaf if (base := tensor._base) is None else in_graph or base.requires_grad
+        )
         attends = key in attended
         found = untracked_writes.before(written, tensor, key, frame_of(1)) if attends or untracked else None
         if attends or off:
@@ -110,9 +111,10 @@ def _to_saves(context: Context) -> Before:
         after, hidden = (None, False) if found is None else found
         if context.keeping and (written.resizes or written.leaves_storage):
             after = _both(after, _moving(context, tensor, key))
-        if attentive or attends:
+        of_graph = attended.get(IN_GRAPH, {}) if in_graph else {}
+        if attentive or attends or of_graph:
             frame = frame_above(2)
-            for look in attentive | attended.get(key, {}):  # each once
+            for look in attentive | attended.get(key, {}) | of_graph:  # each once
                 look(written, tensor, key, frame)
         counted = in_graph and is_plain and not (written.uncounted or written.detaches)
         if not counted or context.careful or (untracked and tensor._is_view()):

@@ -42,7 +42,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 compared(result)
             return result
         if isinstance(written, str):
-            context.core.guarded(partial(kernel_functions.views_made, context, written))
+            context.core.guarded(kernel_functions.views_made, context, written)
             return func(*args, **kwargs)
         after, filled = None, None if written.fills is None else args[written.fills[0]]
         try:
@@ -59,7 +59,7 @@ class WriteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with spare_key.counting() if written.is_collective else nullcontext():
                 result = func(*args, **kwargs)
         except RuntimeError as error:
-            context.core.guarded(partial(context.parts.refused, context, written, args, kwargs, error))
+            context.core.guarded(context.parts.refused, context, written, args, kwargs, error)
             without_own_frames(error)
             raise
         move_versions(unmoved)

@@ -63,7 +63,7 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
         try:
             save(frame, *args)
         except RuntimeError:
-            if not way.guarded(lambda: are_ours(ours)):
+            if not way.guarded(are_ours, ours):
                 raise
             hook_stack.pop_hooks()
             try:
@@ -71,7 +71,7 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
             finally:
                 hook_stack.push_hooks(*ours)
         else:
-            way.guarded(lambda: saved_inputs(frame, args))
+            way.guarded(saved_inputs, frame, args)
 
     def saved_inputs(frame: _Frame, args: tuple[object, ...]) -> None:
         if context.thread.watched:
@@ -84,9 +84,9 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
         if given is None:
             inputs: list[object] = unpacked(frame)
             return inputs
-        way.guarded(lambda: refuse_detached(frame.saved_args, given))
+        way.guarded(refuse_detached, frame.saved_args, given)
         inputs = unpacked(frame)
-        return way.guarded(lambda: given_again(frame.saved_args, given, inputs)) or inputs
+        return way.guarded(given_again, frame.saved_args, given, inputs) or inputs
 
     def given_again(saved: list[object], given: _Given, inputs: list[object]) -> list[object]:
         rows = zip(saved, given, inputs, strict=True)

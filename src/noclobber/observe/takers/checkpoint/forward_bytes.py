@@ -216,7 +216,7 @@ class Past:
             count += 1
             if holder is None:
                 return pack(tensor)
-            handle = self._way.guarded(lambda: saved(tensor, holder))
+            handle = self._way.guarded(saved, tensor, holder)
             return pack(tensor if handle is None else handle.alias)  # the tensor itself may get other memory later
 
         def saved(tensor: torch.Tensor, holder: object) -> Handle:

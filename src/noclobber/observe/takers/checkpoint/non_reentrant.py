@@ -6,7 +6,6 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -55,12 +54,12 @@ def arm(context: Context, way: Way) -> None:
 
     def _checkpoint_hook(frame: forward_bytes.RegionFrame) -> object:
         hooks, caller = native(frame), sys._getframe(1)
-        way.guarded(lambda: began(hooks, frame, caller))
+        way.guarded(began, hooks, frame, caller)
         return hooks
 
     def _recomputation_hook(*args: object) -> ExitStack:
         stack = ExitStack()
-        if (ended := way.guarded(lambda: engine.log(context))) is not None:
+        if (ended := way.guarded(engine.log, context)) is not None:
             stack.callback(way.entry(ended, also_off=True))
         stack.enter_context(again(*args))
         return stack
@@ -100,7 +99,7 @@ def _watch_second_run(
         stack, past = ExitStack(), region.past
         leave = region.way.entry(stack.close, also_off=True)
         try:
-            if not guarded(lambda: begins(stack, args)):
+            if not guarded(begins, stack, args):
                 leave()
                 if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
                     raise ClobberError(forward_bytes.LOST)
@@ -135,14 +134,14 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
         try:
             tensor: torch.Tensor = unpack(holder)
         except Exception as error:
-            way.guarded(partial(region.failed, error))
+            way.guarded(region.failed, error)
             raise
         try:
             if way.on and bus.told == told and region.is_as_saved(holder, tensor):
                 return tensor
         except Exception as failure:
             way.fail(failure)
-        read = way.guarded(partial(_read, region, frame, holder, tensor, told))
+        read = way.guarded(_read, region, frame, holder, tensor, told)
         if read is None and region.past is not None and region.past.has_put_back:
             raise ClobberError(forward_bytes.LOST)
         return tensor if read is None else read

@@ -51,13 +51,13 @@ def arm(context: Context, way: Way) -> None:
         ctx: _Ctx, run_function: Callable[..., object], preserve_rng_state: bool, *args: object
     ) -> object:
         under_way, caller = [True], sys._getframe(1)
-        begun = way.guarded(lambda: began(ctx, run_function, args, under_way, caller))
+        begun = way.guarded(began, ctx, run_function, args, under_way, caller)
         try:
             outputs = forward(ctx, run_function, preserve_rng_state, *args)
         finally:
             under_way.clear()
         if begun is not None:
-            way.guarded(lambda: ended(ctx, run_function, outputs, *begun))
+            way.guarded(ended, ctx, run_function, outputs, *begun)
         return outputs
 
     def began(
@@ -136,7 +136,7 @@ def _run_anew(
             outputs = run(*args)
         except Exception as error:
             raised = error
-            guarded(lambda: region.failed(raised))
+            guarded(region.failed, raised)
             raise
         if followed is not None and not region.told:
             guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))

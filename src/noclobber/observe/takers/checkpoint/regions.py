@@ -30,7 +30,8 @@ from noclobber.observe.takers.checkpoint import forward_bytes
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import Digest, all_known, is_on_device, same_but_for_zeros
+from noclobber.observe.witness.digests import Digest, all_known, fingerprint, is_on_device, same_but_for_zeros
+from noclobber.observe.witness.layout import geometry
 from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
@@ -128,9 +129,7 @@ class CheckpointRegion:
         """
         if not self._digests or not (tensor.is_cpu or self.source(tensor) is not None):
             return None
-        with modes.no_modes():
-            digest = self.context.fingerprint(tensor)
-        return digest
+        return fingerprint(tensor)
 
     def _stays(self, tensor: torch.Tensor) -> bool:
         """Return True if the region computed a tensor on a device, and contents are watched."""
@@ -355,7 +354,7 @@ class CheckpointRegion:
         digest = self.digest(tensor) if packed.rough is None else None
         if digest is None and packed.rough is None:
             return
-        shown, described = clobbers.weak(tensor), clobbers.later_of(tensor)
+        shown, described = clobbers.weak(tensor, geometry(tensor)), clobbers.later_of(tensor)
         name, is_output = node.name() if node is not None else "", graph.output_of(node, field) is not None
 
         def tell() -> Clobber | None:

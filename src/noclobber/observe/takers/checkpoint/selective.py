@@ -104,12 +104,12 @@ def _taken(
     """
     if save.kept is not None:
         return shown(save.kept)
-    way.guarded(lambda: _compare(context, save))
+    way.guarded(_compare, context, save)
     try:
         return native(*args)
     except RuntimeError as error:
         raised = error
-        way.guarded(lambda: _refused(context, save, raised))
+        way.guarded(_refused, context, save, raised)
         raise
 
 

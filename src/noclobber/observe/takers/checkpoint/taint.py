@@ -158,11 +158,11 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        written = self._way.guarded(lambda: written_by(func._schema))
-        versions = self._way.guarded(lambda: versions_of_lists(written, args, kwargs)) if written is not None else None
+        written = self._way.guarded(written_by, func._schema)
+        versions = self._way.guarded(versions_of_lists, written, args, kwargs) if written is not None else None
         result = func(*args, **kwargs)
         if versions:
-            self._way.guarded(lambda: move_versions(versions))
+            self._way.guarded(move_versions, versions)
         with modes.plain():
             self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
         return result
