@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TypeVar
 
 from noclobber.cli.parser import whole
-from noclobber.model.fake import STEPS, FakeOrder, Gpu, gpu_of
+from noclobber.model.fake import STEPS, FakeOrder, Gpu, gpu_of, batch_of
+
+Value = TypeVar("Value")
 
 
 def add_fake(parser: argparse.ArgumentParser) -> None:
@@ -20,23 +24,36 @@ def add_fake(parser: argparse.ArgumentParser) -> None:
         "--steps", type=whole, metavar="N", help=f"with --fake: stop after N optimizer steps ({STEPS} by default)"
     )
     how.add_argument(
-        "--device", type=_gpu, metavar="DEVICE", help="with --fake: what to play, such as cuda:8xH100; cuda by default"
+        "--device",
+        type=_read(gpu_of),
+        metavar="DEVICE",
+        help="with --fake: what to play, such as cuda:8xH100; cuda by default",
     )
+    how.add_argument(
+        "--shapes", type=_read(batch_of), metavar="SHAPES",
+        help="with --fake: what each batch of a data loader is, where there is no data, such as "
+        "input_ids=8x4096:int64,labels=8x4096:int64 or 8x3x224x224,8:int64",
+    )  # fmt: skip
     how.add_argument("--world-size", type=whole, metavar="N", help="with --fake: run as one rank of N")
     how.add_argument("--rank", type=int, metavar="N", help="with --world-size: which rank; 0 by default")
 
 
-def _gpu(text: str) -> Gpu:
-    try:
-        return gpu_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _read(read: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Return a reader of an option, whose words are those of a ValueError."""
+
+    def value(text: str) -> Value:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return value
 
 
 def order_of(options: argparse.Namespace) -> FakeOrder | None:
     """Return what a fake run is asked for; None without `--fake`."""
     if not options.fake:
-        for name in ("steps", "device", "world_size", "rank"):
+        for name in ("steps", "device", "shapes", "world_size", "rank"):
             if getattr(options, name) is not None:
                 options.parser.error(f"--{name.replace('_', '-')} needs --fake")
         return None
@@ -46,4 +63,5 @@ def order_of(options: argparse.Namespace) -> FakeOrder | None:
     world, rank = options.world_size or 0, options.rank or 0
     if not 0 <= rank < max(world, 1):
         options.parser.error(f"--rank {rank} is none of --world-size {world}")
-    return FakeOrder(options.steps or STEPS, options.device or Gpu(), world, rank, is_program=True)
+    steps, gpu = options.steps or STEPS, options.device or Gpu()
+    return FakeOrder(steps, gpu, world, rank, options.shapes, is_program=True)

@@ -8,6 +8,7 @@ cuda        what `torch.cuda` answers then
 autocasts   `torch.autocast` for the played device
 kernels     dropout and attention as a GPU computes them
 modules     gives modules from before the run their tensors back
+batches     batches of the shapes that are asked for, where there is no data
 outside     what stays real: data loaders, files
 overlaps    refuses the writes that PyTorch refuses, as elements share memory
 steps       stops the program after some optimizer steps

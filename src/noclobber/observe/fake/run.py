@@ -16,6 +16,7 @@ from noclobber.model.report import Lost
 from noclobber.observe import subscription
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, ranks
+from noclobber.observe.fake.batches import Batches
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.mode import Mode
 from noclobber.observe.fake.outside import Outside
@@ -47,6 +48,7 @@ class FakeRun:
         self._mode = Mode(self.devices, self.memory, self._asked, way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices)
         self._outside = Outside(self._away, self.devices)
+        self._batches = Batches(order.batch) if order.batch is not None else None
         self._patches = Patches()
         self._at_end = contextlib.ExitStack()
         self._is_on = False
@@ -75,6 +77,8 @@ class FakeRun:
             kernels.patch(patches, gpu.kind)
         self._at_end.callback(self.steps.patch(patches))
         self._outside.patch(patches)
+        if self._batches is not None:
+            self._batches.patch(patches)
         if not self._order.is_program:
             self._at_end.callback(modules.keep(patches))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
@@ -142,6 +146,7 @@ class FakeRun:
             more = [f"{len(places) - MOST_NAMED} more"] * (len(places) > MOST_NAMED)
             asked = f"values were asked for at {len(places)} place{'s' * (len(places) != 1)}"
             said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
+        said += self._batches.notes() if self._batches is not None else []
         said += self._mode.stopped
         if self.elsewhere:
             ran = f"{self.elsewhere} backward call{'s' * (self.elsewhere != 1)} of other threads ran with values"
