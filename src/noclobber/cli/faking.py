@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TypeVar
 
 from noclobber.cli.parser import whole
-from noclobber.model.fake import STEPS, FakeOrder, Gpu, gpu_of, batch_of
-
-Value = TypeVar("Value")
+from noclobber.model.fake import STEPS, FakeOrder, batch_of, gpu_of
 
 
 def add_fake(parser: argparse.ArgumentParser) -> None:
@@ -24,30 +20,15 @@ def add_fake(parser: argparse.ArgumentParser) -> None:
         "--steps", type=whole, metavar="N", help=f"with --fake: stop after N optimizer steps ({STEPS} by default)"
     )
     how.add_argument(
-        "--device",
-        type=_read(gpu_of),
-        metavar="DEVICE",
-        help="with --fake: what to play, such as cuda:8xH100; cuda by default",
+        "--device", metavar="DEVICE", help="with --fake: what to play, such as cuda:8xH100; cuda by default"
     )
     how.add_argument(
-        "--shapes", type=_read(batch_of), metavar="SHAPES",
+        "--shapes", metavar="SHAPES",
         help="with --fake: what each batch of a data loader is, where there is no data, such as "
         "input_ids=8x4096:int64,labels=8x4096:int64 or 8x3x224x224,8:int64",
     )  # fmt: skip
     how.add_argument("--world-size", type=whole, metavar="N", help="with --fake: run as one rank of N")
     how.add_argument("--rank", type=int, metavar="N", help="with --world-size: which rank; 0 by default")
-
-
-def _read(read: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return a reader of an option, whose words are those of a ValueError."""
-
-    def value(text: str) -> Value:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return value
 
 
 def order_of(options: argparse.Namespace) -> FakeOrder | None:
@@ -63,5 +44,9 @@ def order_of(options: argparse.Namespace) -> FakeOrder | None:
     world, rank = options.world_size or 0, options.rank or 0
     if not 0 <= rank < max(world, 1):
         options.parser.error(f"--rank {rank} is none of --world-size {world}")
-    steps, gpu = options.steps or STEPS, options.device or Gpu()
-    return FakeOrder(steps, gpu, world, rank, options.shapes, is_program=True)
+    try:
+        gpu = gpu_of(options.device or "cuda", world)
+        batch = batch_of(options.shapes) if options.shapes is not None else None
+    except ValueError as reason:
+        options.parser.error(str(reason))
+    return FakeOrder(options.steps or STEPS, gpu, world, rank, batch, is_program=True)

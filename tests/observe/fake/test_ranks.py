@@ -34,3 +34,14 @@ def test_replicas_have_gradients():
         for _ in range(2):
             model(torch.randn(4, 8, device="cuda")).sum().backward()
         assert model.module.weight.grad.shape == (8, 8)
+
+
+def test_a_rank_has_the_devices_of_its_machine(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for given, count, local in (("cuda", 8, 5), ("cuda:4xA100", 4, 1), ("cpu", 0, 0)):
+        with noclobber.fake(world_size=64, rank=13, device=given):
+            assert torch.cuda.device_count() == count or not count
+            assert os.environ["LOCAL_RANK"] == str(local)
+            assert os.environ["LOCAL_WORLD_SIZE"] == str(count or 1)
+    with noclobber.fake(world_size=2):
+        assert torch.cuda.device_count() == 2

@@ -129,8 +129,10 @@ class _Unseen:
             return bool(self.changed.any())
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
-        """Return True if an arriving gradient is not zero where elements changed. One without numbers, as in a fake run,
-        counts where a leaf was cut off: that is so whatever the numbers are."""
+        """Return True if an arriving gradient is not zero where elements changed.
+
+        One without numbers, as in a fake run, counts where a leaf was cut off: that is so whatever the numbers are.
+        """
         with modes.aside():
             values, changed = numbers(gradient), self.changed
             if values is None:

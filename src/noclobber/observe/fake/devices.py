@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from noclobber.model.fake import Gpu
 from noclobber.observe.fake import values
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
@@ -220,6 +221,17 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     def is_on(kind: str) -> property:
         return property(lambda self: self.device.type == kind)
 
+    functions = private.lookup("_C._nn")
+    parse: Callable[..., Any] = functions._parse_to
+
+    def parse_to(*args: Any, **options: Any) -> Any:
+        """Read what `Module.to` is given, also the number of a device that is played."""
+        numbered = devices.count and args and type(args[0]) is int
+        return (
+            parse(torch.device(devices.played, args[0]), *args[1:], **options) if numbered else parse(*args, **options)
+        )
+
+    patches.put(functions, "_parse_to", parse_to)
     answers: dict[str, Any] = {
         "device": property(device, DEVICE.fset),
         "is_cuda": is_on("cuda"),

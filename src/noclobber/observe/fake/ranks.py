@@ -13,13 +13,16 @@ from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
 
 
-def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
-    """Make this process one rank of so many, with the environment that torchrun gives; return what undoes it."""
+def begin(world_size: int, rank: int, gpus: int) -> Callable[[], None]:
+    """Make this process one rank of so many, with the environment that torchrun gives on a machine with some `gpus`;
+    return what undoes it."""
     if not world_size:
         return lambda: None
     store = fake_store()
+    local = min(gpus, world_size) or 1
     given = {
-        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1",
+        "RANK": str(rank), "LOCAL_RANK": str(rank % local),
+        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
     }  # fmt: skip
     before = {name: os.environ.get(name) for name in given}

@@ -15,11 +15,11 @@ from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
 from noclobber.observe import subscription
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, ranks
+from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, outside, ranks
 from noclobber.observe.fake.batches import Batches
+from noclobber.observe.fake.checkpoints import Checkpoints
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.mode import Mode
-from noclobber.observe.fake.outside import Outside
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
 from noclobber.observe.torch_api import required
@@ -47,7 +47,7 @@ class FakeRun:
         self.steps = Steps(order.steps, self.memory, way)
         self._mode = Mode(self.devices, self.memory, self._asked, way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices)
-        self._outside = Outside(self._away, self.devices)
+        self._checkpoints = Checkpoints(self._away, self.devices)
         self._batches = Batches(order.batch) if order.batch is not None else None
         self._patches = Patches()
         self._at_end = contextlib.ExitStack()
@@ -76,13 +76,15 @@ class FakeRun:
             autocasts.patch(patches, gpu.kind)
             kernels.patch(patches, gpu.kind)
         self._at_end.callback(self.steps.patch(patches))
-        self._outside.patch(patches)
+        outside.patch(patches, self._away)
+        self._checkpoints.patch(patches)
+        self._at_end.callback(self._checkpoints.end)
         if self._batches is not None:
             self._batches.patch(patches)
         if not self._order.is_program:
             self._at_end.callback(modules.keep(patches))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
-        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, gpu.kind))
+        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, gpu.count))
         self._enter()
 
     def end(self) -> None:
@@ -151,8 +153,9 @@ class FakeRun:
         if self.elsewhere:
             ran = f"{self.elsewhere} backward call{'s' * (self.elsewhere != 1)} of other threads ran with values"
             said.append(f"{ran}: `--fake` is for the thread that begins the program")
-        if self._outside.not_written:
-            said.append(f"nothing was written to {', '.join(sorted(self._outside.not_written))}: there are no values")
+        if names := sorted(self._checkpoints.names):
+            more = [f"{len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
+            said.append(f"nothing was written to {', '.join([*names[:MOST_NAMED], *more])}: there are no values")
         return tuple(said)
 
 
