@@ -45,3 +45,19 @@ def test_a_rank_has_the_devices_of_its_machine(monkeypatch):
             assert os.environ["LOCAL_WORLD_SIZE"] == str(count or 1)
     with noclobber.fake(world_size=2):
         assert torch.cuda.device_count() == 2
+
+
+def test_a_mesh_chooses_the_device_of_the_rank():
+    from torch.distributed.fsdp import fully_shard
+
+    with noclobber.fake(world_size=16, rank=11):
+        dist.init_process_group("nccl")
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.Linear(32, 8))
+        fully_shard(model)
+        assert torch.cuda.current_device() == 3
+        model.to_empty(device="cuda")
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()  # random numbers of a DTensor come by an operator that takes one
+        model(torch.randn(4, 8, device="cuda:3")).sum().backward()
+        assert model[0].weight.grad.to_local().device == torch.device("cuda", 3)

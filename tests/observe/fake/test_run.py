@@ -210,3 +210,14 @@ def test_a_write_whose_version_is_kept_changes_nothing():
             weight.copy_(torch.randn(4, 4))  # as FSDP gathers a parameter again
         y.sum().backward()
     assert not seen.findings
+
+
+def test_attention_by_a_function_of_the_program():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with noclobber.fake() as run:
+        query, key, value = (torch.randn(1, 2, 128, 16, device="cuda", requires_grad=True) for _ in range(3))
+        flex_attention(query, key, value, score_mod=lambda score, b, h, i, j: score + i - j).sum().backward()
+        assert query.grad.shape == query.shape
+        assert torch.cond(query.sum() > 0, torch.sin, torch.cos, (query,)).shape == query.shape
+    assert len(run.notes) <= 1

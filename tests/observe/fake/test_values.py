@@ -1,6 +1,7 @@
 """Values in a run that has none: what is known stays right, all else gets a stand-in and is named."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -106,3 +107,15 @@ def test_a_tensor_is_made_of_the_numbers_of_others(run):
     assert run.notes == ()
     assert torch.tensor([torch.randn(5).sum()]).shape == (1,)
     assert asked(run)
+
+
+def test_threads_share_fake_tensors(run):
+    weight = torch.randn(64, 64)
+
+    def work(_):
+        for _ in range(50):
+            torch.relu(weight[1:].sum(0)).mul(2)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -153,7 +153,7 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     for place in (module, module.random, getattr(module, "memory", module)):
         for name, answer in answers.items():
             if name in vars(place):
-                patches.put(place, name, answer)
+                patches.put(place, name, _own(answer))
     accelerator = torch.device(gpu.kind)
     generic: dict[str, Any] = {
         "is_available": lambda: gpu.count > 0,
@@ -170,7 +170,7 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     }
     for name, answer in generic.items():
         if hasattr(torch.accelerator, name):
-            patches.put(torch.accelerator, name, answer)
+            patches.put(torch.accelerator, name, _own(answer))
     # A module of weights for cuDNN's kernels asks this, and a build without cuDNN warns (torch 2.13, nn.RNNBase).
     patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     # FSDP2 asks for its default mesh here (torch 2.13; tests/observe/fake/test_ranks.py).
@@ -198,6 +198,13 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.put(module.nvtx, name, _none)
+
+
+def _own(answer: Any) -> Any:
+    """Return a copy of a function: PyTorch's compiler refuses one function under two names (torch 2.13)."""
+    if not isinstance(answer, FunctionType):
+        return answer
+    return FunctionType(answer.__code__, answer.__globals__, answer.__name__, answer.__defaults__, answer.__closure__)
 
 
 def _none(*_: Any, **__: Any) -> None:

@@ -9,17 +9,17 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from noclobber.observe.fake.devices import Devices
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
 
 
-def begin(world_size: int, rank: int, gpus: int) -> Callable[[], None]:
-    """Make this process one rank of so many, with the environment that torchrun gives on a machine with some `gpus`;
-    return what undoes it."""
+def begin(world_size: int, rank: int, devices: Devices) -> Callable[[], None]:
+    """Make this process one rank of so many, with the environment that torchrun gives; return what undoes it."""
     if not world_size:
         return lambda: None
     store = fake_store()
-    local = min(gpus, world_size) or 1
+    local = min(devices.count, world_size) or 1
     given = {
         "RANK": str(rank), "LOCAL_RANK": str(rank % local),
         "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local),
@@ -35,6 +35,8 @@ def begin(world_size: int, rank: int, gpus: int) -> Callable[[], None]:
 
     def init_process_group(*_: object, **options: object) -> None:
         native(backend="fake", store=store, rank=rank, world_size=world_size)
+        # A DeviceMesh chooses the device of the rank, but not in a fake group (torch 2.13).
+        devices.current = devices.current or rank % local
 
     patches.put(dist, "init_process_group", init_process_group)
 

@@ -70,6 +70,7 @@ class FakeRun:
 
     def _put_in_place(self) -> None:
         patches, gpu = self._patches, self._order.gpu
+        self._mode.patch(patches)
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
             cuda.patch(patches, gpu, self.devices, self.memory)
@@ -84,7 +85,7 @@ class FakeRun:
         if not self._order.is_program:
             self._at_end.callback(modules.keep(patches))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
-        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, gpu.count))
+        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, self.devices))
         self._enter()
 
     def end(self) -> None:
