@@ -61,3 +61,19 @@ def test_a_mesh_chooses_the_device_of_the_rank():
             layer.reset_parameters()  # random numbers of a DTensor come by an operator that takes one
         model(torch.randn(4, 8, device="cuda:3")).sum().backward()
         assert model[0].weight.grad.to_local().device == torch.device("cuda", 3)
+
+
+def test_a_mesh_begins_the_process_group():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    with noclobber.fake(world_size=4, rank=1) as run:
+        mesh = init_device_mesh("cuda", (4,))
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)).cuda()
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        with noclobber.watch() as seen:
+            model(torch.randn(4, 8, device="cuda")).sum().backward()
+            torch.optim.AdamW(model.parameters()).step()
+        assert model[0].weight.to_local().shape == (8, 8)
+    assert not dist.is_initialized()
+    assert (seen.findings, run.notes) == ((), ())

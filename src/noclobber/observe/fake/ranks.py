@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -38,7 +39,9 @@ def begin(world_size: int, rank: int, devices: Devices) -> Callable[[], None]:
         # A DeviceMesh chooses the device of the rank, but not in a fake group (torch 2.13).
         devices.current = devices.current or rank % local
 
-    patches.put(dist, "init_process_group", init_process_group)
+    for name, module in list(sys.modules.items()):  # `device_mesh` has its own reference to it
+        if name.startswith("torch.distributed") and vars(module).get("init_process_group") is native:
+            patches.put(module, "init_process_group", init_process_group)
 
     def end() -> None:
         if dist.is_initialized():
