@@ -95,7 +95,7 @@ def test_processes_that_ran_with_their_values_are_told(tmp_path, own):
         (["--shapes", "8:int65"], "'int65' is not a dtype"),
         (["--shapes", "a=8,9"], "names some of its tensors"),
         (["--shapes", "a=8,a=9"], "names `a` twice"),
-        (["--hints"], "--fake and --hints do not go together"),
+        (["--every", "9"], "--fake and --every do not go together"),
         (["--world-size", "2", "--rank", "2"], "--rank 2 is none of --world-size 2"),
     ],
 )

@@ -38,7 +38,7 @@ def order_of(options: argparse.Namespace) -> FakeOrder | None:
             if getattr(options, name) is not None:
                 options.parser.error(f"--{name.replace('_', '-')} needs --fake")
         return None
-    for name in ("watch_first", "every", "hints"):
+    for name in ("watch_first", "every"):
         if getattr(options, name):
             options.parser.error(f"--fake and --{name.replace('_', '-')} do not go together")
     world, rank = options.world_size or 0, options.rank or 0

@@ -119,3 +119,18 @@ def test_threads_share_fake_tensors(run):
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
+
+
+def test_no_loop_waits_for_a_value_for_ever(run):
+    torch.nn.init.trunc_normal_(torch.empty(1000, 2000))
+    assert run.notes == ()
+    rounds = 0
+    drawn = torch.nn.Linear(4, 4)(torch.randn(3, 4)) > 0
+    while drawn.any():
+        rounds += 1
+        if rounds % 100 == 0:
+            drawn = torch.nn.Linear(4, 4)(torch.randn(3, 4)) > 0
+    left = torch.nn.Linear(4, 1)(torch.randn(1, 4))
+    while left.item() > 0:
+        rounds += 1
+    assert rounds

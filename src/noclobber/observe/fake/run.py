@@ -15,7 +15,7 @@ from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
 from noclobber.observe import subscription
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, outside, ranks
+from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, outside, ranks, values
 from noclobber.observe.fake.batches import Batches
 from noclobber.observe.fake.checkpoints import Checkpoints
 from noclobber.observe.fake.memory import Memory
@@ -71,6 +71,7 @@ class FakeRun:
     def _put_in_place(self) -> None:
         patches, gpu = self._patches, self._order.gpu
         self._mode.patch(patches)
+        values.patch(patches)
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
             cuda.patch(patches, gpu, self.devices, self.memory)

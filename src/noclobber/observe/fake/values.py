@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
 from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
@@ -75,6 +76,16 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torc
 
 def _on_cpu(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) else argument
+
+
+def patch(patches: Patches) -> None:
+    """Let `trunc_normal_` draw once: it draws again until all numbers lie between the limits (torch 2.13)."""
+
+    def draw(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.normal_()
+
+    patches.put(torch.nn.init, "_no_grad_trunc_normal_", draw)
 
 
 _FACTS = ("_amp_foreach_non_finite_check_and_unscale_",)
@@ -185,19 +196,27 @@ def half(count: int) -> int:
     return (count + 1) // 2
 
 
+IN_A_ROW = 500
+"""Questions at one place, and no other, after which the answer is once False, or 0."""
+
+
 class Asked:
-    """The places that asked for values that nobody knows, and how often."""
+    """The places that asked for values that nobody knows."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[object, ...], tuple[Place | None, str]] = {}
-        self.counts: dict[tuple[object, ...], int] = {}
+        self._last: tuple[object, ...] = ()
+        self._in_a_row = 0
 
-    def note(self, what: str) -> None:
-        """Note that the program asks for a value here."""
+    def note(self, what: str) -> bool:
+        """Note that the program asks for a value here. Return True if it has asked here so often in a row that it may
+        wait for another answer, as `while mask.any()` does."""
         place = caller()
         key = (*identity(place), what)
         self._places.setdefault(key, (place, what))
-        self.counts[key] = self.counts.get(key, 0) + 1
+        self._in_a_row = self._in_a_row + 1 if key == self._last else 1
+        self._last = key
+        return self._in_a_row % IN_A_ROW == 0
 
     def sites(self) -> list[tuple[Site | None, str]]:
         """Return each place with what it asked for, in the order in which they came."""
@@ -247,8 +266,8 @@ class Answers:
     def _scalar(self, tensor: torch.Tensor) -> Any:
         if (values := known(tensor)) is not None:
             return values.item()
-        self._asked.note("item")
-        return guess(tensor)
+        stuck, value = self._asked.note("item"), guess(tensor)
+        return type(value)(0) if stuck else value
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         values, others = known(one), known(other)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import dataloader
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import private, storages
 
 try:
     from torch._higher_order_ops.utils import registered_hop_fake_fns as TAKING_FUNCTIONS
@@ -52,6 +52,8 @@ __all__ = [
     "fake_store",
     "self_test",
 ]
+
+storages.STORED.add(FakeTensor)
 
 
 class Converter(_Converter):
