@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import dataloader
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe.torch_api import private, storages
+from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.tensors import storages
 
 try:
     from torch._higher_order_ops.utils import registered_hop_fake_fns as TAKING_FUNCTIONS
