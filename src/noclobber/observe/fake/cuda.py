@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -124,7 +125,16 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         "max_memory_allocated": most,
         "max_memory_reserved": most,
         "mem_get_info": lambda device=None: (max(gpu.bytes - now(device), 0), gpu.bytes),
-        "memory_stats": lambda device=None: dict.fromkeys(("allocated_bytes.all.current",), now(device)),
+        "memory_stats": lambda device=None: defaultdict(
+            int,
+            {
+                f"{kind}_bytes.all.{when}": bytes(device)
+                for kind in ("allocated", "reserved", "active")
+                for when, bytes in (("current", now), ("peak", most))
+            },
+        ),
+        "_record_memory_history": _none,
+        "_dump_snapshot": _none,
         "memory_summary": lambda *_, **__: "",
         "reset_peak_memory_stats": _none,
         "reset_max_memory_allocated": _none,
@@ -194,6 +204,7 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     patches.put(torch.nn.DataParallel, "parallel_apply", in_turn)
     # A build for CUDA adds the gradients of several devices up there (torch 2.15; tests/observe/fake/test_devices.py).
     patches.put(torch.cuda.nccl, "is_available", lambda tensors: False)
+    patches.put(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     patches.put(private.lookup("nn.parallel._functions"), "_get_stream", Stream)
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):

@@ -151,6 +151,20 @@ def _as_it_is(devices: Devices, func: Any, args: Sequence[Any], options: dict[st
     return args[0]
 
 
+def _padded(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    return values.padded(*args, **options) if isinstance(args[0], FakeTensor) else NotImplemented
+
+
+def _ctc_loss(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Move the lengths to the device of the chances: PyTorch reads them in C++ where they lie on the CPU."""
+    if not isinstance(args[0], FakeTensor):
+        return NotImplemented
+    device = args[0].fake_device
+    args = [args[0], *(one.to(device) if isinstance(one, torch.Tensor) else one for one in args[1:])]
+    named = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
+    return func(*args, **named)
+
+
 _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]] = {
     "to": _to,
     "device": _named,
@@ -160,6 +174,8 @@ _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]
     "as_tensor": _of_numbers,
     "asarray": _of_numbers,
     "new_tensor": _of_numbers,
+    "_pad_packed_sequence": _padded,
+    "ctc_loss": _ctc_loss,
     "pin_memory": _as_it_is,
     "share_memory_": _as_it_is,
 }
