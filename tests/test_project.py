@@ -105,7 +105,10 @@ BREACHES = {  # what is added to a file, and the line of the report that tells
     ("render/__init__.py", "from noclobber.rules import catalogue\n"): "noclobber.render -> noclobber.rules (",
     ("model/events.py", "import torch\n"): "noclobber.model.events -> torch (",
     ("rules/__init__.py", "import subprocess\n"): "noclobber.rules -> subprocess (",
-    ("rules/clobbers/nc101_stale_save.py", "from . import nc104_freed_graph\n"): "noclobber.rules.clobbers.nc101_stale_save is",
+    (
+        "rules/clobbers/nc101_stale_save.py",
+        "from . import nc104_freed_graph\n",
+    ): "noclobber.rules.clobbers.nc101_stale_save is",
     ("observe/detectors/stale_casts.py", "from . import lost_hooks\n"): "noclobber.observe.detectors.lost_hooks (l.",
     ("fix/proof/verdicts.py", "import torch\n"): "noclobber.fix.proof.verdicts -> torch (",
     ("model/source.py", "from noclobber.model import report\n"): "- .source -> .report (",

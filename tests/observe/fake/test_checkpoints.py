@@ -51,6 +51,8 @@ def test_a_whole_module_can_be_loaded(run):
     loaded = torch.load("module.pt", weights_only=False)
     assert loaded[0].weight is loaded[1].weight
     assert isinstance(loaded[0].bias, nn.Parameter)
+    torch.save(torch.zeros(3, device="meta").untyped_storage(), "storage.pt")
+    assert len(torch.load("storage.pt", weights_only=False)) == 12
     with pytest.raises(AttributeError):  # as without noclobber
         torch.save(lambda: None, "function.pt")
 

@@ -77,3 +77,20 @@ def test_a_mesh_begins_the_process_group():
         assert model[0].weight.to_local().shape == (8, 8)
     assert not dist.is_initialized()
     assert (seen.findings, run.notes) == ((), ())
+
+
+def test_objects_come_from_ranks_that_have_the_same(tmp_path):
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.fsdp import fully_shard
+
+    with noclobber.fake(world_size=4, rank=2):
+        dist.init_process_group("nccl")
+        found = [None] * 4
+        dist.all_gather_object(found, {"a": 1})
+        assert found == [{"a": 1}] * 4
+        sent = ["x"]
+        dist.broadcast_object_list(sent, src=0)
+        assert sent == ["x"]
+        model = nn.Linear(8, 8).cuda()
+        fully_shard(model)
+        checkpoint.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "kept")

@@ -36,16 +36,19 @@ _COPYING = (
 """Functions that put a file in the place of another."""
 
 
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+
+
 class _Pickler(pickle.Pickler):
-    """Pickles all but tensors, of which it only numbers each."""
+    """Pickles all but tensors and storages, of which it only numbers each."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.tensors: dict[int, torch.Tensor] = {}
+        self.tensors: dict[int, Any] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Return the number of a tensor."""
-        if isinstance(obj, FakeTensor) or type(obj) in (torch.Tensor, torch.nn.Parameter):
+        """Return the number of a tensor or a storage."""
+        if isinstance(obj, (FakeTensor, *_STORAGES)) or type(obj) in (torch.Tensor, torch.nn.Parameter):
             self.tensors[id(obj)] = obj
             return id(obj)
         return None
@@ -54,7 +57,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Makes what was pickled, with new tensors of the same shapes."""
 
-    def __init__(self, file: io.BytesIO, tensors: dict[int, Callable[[], torch.Tensor]]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: dict[int, Callable[[], Any]]) -> None:
         super().__init__(file)
         self._tensors = tensors
         self._made: dict[int, torch.Tensor] = {}
@@ -66,8 +69,11 @@ class _Unpickler(pickle.Unpickler):
         return self._made[pid]
 
 
-def _remade(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return what makes another tensor like this one, and keeps this one not alive."""
+def _remade(tensor: Any) -> Callable[[], Any]:
+    """Return what makes another tensor or storage like this one, and keeps this one not alive."""
+    if isinstance(tensor, _STORAGES):
+        kind, size = type(tensor), len(tensor)
+        return lambda: kind(size)
     shape, dtype, needs_gradient = tensor.shape, tensor.dtype, tensor.requires_grad
     device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
     values, is_parameter = known(tensor), isinstance(tensor, torch.nn.Parameter)
@@ -170,7 +176,7 @@ class Checkpoints:
 
     def __init__(self, away: Callable[[], Any], devices: Devices) -> None:
         self._away, self._devices = away, devices
-        self._saved: list[tuple[bytes, dict[int, Callable[[], torch.Tensor]]]] = []
+        self._saved: list[tuple[bytes, dict[int, Callable[[], Any]]]] = []
         self._lines: set[str] = set()
         """The files that hold a line of ours."""
         self._hidden: dict[str, bytes] = {}

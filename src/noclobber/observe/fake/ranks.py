@@ -39,9 +39,11 @@ def begin(world_size: int, rank: int, devices: Devices) -> Callable[[], None]:
         # A DeviceMesh chooses the device of the rank, but not in a fake group (torch 2.13).
         devices.current = devices.current or rank % local
 
-    for name, module in list(sys.modules.items()):  # `device_mesh` has its own reference to it
-        if name.startswith("torch.distributed") and vars(module).get("init_process_group") is native:
-            patches.put(module, "init_process_group", init_process_group)
+    for name, function in {"init_process_group": init_process_group, **_objects()}.items():
+        native_one = getattr(dist, name)
+        for path, module in list(sys.modules.items()):  # `device_mesh` has its own reference to it
+            if path.startswith("torch.distributed") and vars(module).get(name) is native_one:
+                patches.put(module, name, function)
 
     def end() -> None:
         if dist.is_initialized():
@@ -54,6 +56,28 @@ def begin(world_size: int, rank: int, devices: Devices) -> Callable[[], None]:
                 os.environ[name] = value
 
     return end
+
+
+def _objects() -> dict[str, Callable[..., None]]:
+    """Return functions that exchange objects with ranks that have the same ones. PyTorch reads them from tensors."""
+
+    def all_gather_object(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+        object_list[:] = [obj] * len(object_list)
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *_: Any, **__: Any
+    ) -> None:
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[0]
+
+    def broadcast_object_list(object_list: list[Any], *_: Any, **__: Any) -> None: ...
+
+    functions = (all_gather_object, gather_object, scatter_object_list, broadcast_object_list)
+    return {one.__name__: one for one in functions}
 
 
 class _Reducer:
