@@ -18,6 +18,7 @@ from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.forks import unlocked_in_child
+from noclobber.model.hints import Hint, Opportunity
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
 from noclobber.model.report import WITHOUT_BYTES, Coverage, Lost, Report
@@ -127,8 +128,9 @@ class Session:
                 raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
             if self._counts_bytes and self.account is None:
                 self.account = saved_bytes.SavedBytes()
-            if self._hints and self.allocations is None:
-                self.allocations = allocations.Allocations()
+            if self.allocations is None and (self._hints or (self.fake is not None and self._counts_bytes)):
+                played = self.fake is not None and self.fake.gpu.count > 0
+                self.allocations = allocations.Allocations(self.fake.gpu.kind if self.fake and played else "")
             subscription.subscribe(self)
             with self._counting:
                 self._armed += 1
@@ -335,22 +337,27 @@ class Session:
 
         ledger = self.account.ledger()
         entries = (replace(one, op=node_in_words(one.node) if one.node else "") for one in ledger.entries)
-        peaks = self._faked.peaks() if self._faked is not None else ()
-        return replace(ledger, entries=tuple(entries), peaks=peaks)
+        if self._faked is None:
+            return replace(ledger, entries=tuple(entries))
+        in_place = tuple(one for one, found in self._hinted() if isinstance(one, Opportunity) and found is not None)
+        falls = sum(one.bytes for one in in_place)
+        return replace(ledger, entries=tuple(entries), peaks=self._faked.peaks(), in_place=falls, lines=len(in_place))
 
     def hints(self) -> tuple[Finding, ...]:
         """Return what could be written in place, and what need not be, the most bytes first; empty if nobody asked."""
-        if self.allocations is None:
-            return ()
-        try:
-            hints = self.allocations.hints()
-        except Exception as failure:
-            self._failed("hints", failure)
-            return ()
-        found = [(hint, self._explained(hint)) for hint in hints]
+        found = self._hinted() if self._hints else []
         ordered = sorted((one for _, one in found if one is not None), key=lambda one: one.code)
         times = {id(one): hint.times for hint, one in found}
         return tuple(one.repeated(times[id(one)]) for one in ordered)
+
+    def _hinted(self) -> list[tuple[Hint, Finding | None]]:
+        """Return what was seen for hints, each with its finding; None for what is not worth a change."""
+        try:
+            hints = self.allocations.hints() if self.allocations is not None else []
+        except Exception as failure:
+            self._failed("hints", failure)
+            return []
+        return [(hint, self._explained(hint)) for hint in hints]
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Return everything a renderer needs. Findings show only changes that are sound by construction."""

@@ -27,7 +27,7 @@ class fake:
     """
 
     def __init__(self, *, steps: int = 0, device: str = "cuda", world_size: int = 0, rank: int = 0) -> None:
-        self._order = FakeOrder(steps, gpu_of(device), world_size, rank)
+        self._order = FakeOrder(steps, gpu_of(device, world_size), world_size, rank)
         self._run: FakeRun | None = None
         self._lost: list[Lost] = []
 

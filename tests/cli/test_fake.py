@@ -91,7 +91,11 @@ def test_processes_that_ran_with_their_values_are_told(tmp_path, own):
     ("options", "words"),
     [
         (["--device", "tpu"], "write cuda, cuda:8xH100, xpu or cpu"),
-        (["--hints"], "--fake and --hints do not go together"),
+        (["--shapes", "8x"], "'8x' is not the shape of a tensor"),
+        (["--shapes", "8:int65"], "'int65' is not a dtype"),
+        (["--shapes", "a=8,9"], "names some of its tensors"),
+        (["--shapes", "a=8,a=9"], "names `a` twice"),
+        (["--every", "9"], "--fake and --every do not go together"),
         (["--world-size", "2", "--rank", "2"], "--rank 2 is none of --world-size 2"),
     ],
 )
@@ -106,6 +110,43 @@ def test_an_option_of_a_fake_run_needs_one(tmp_path):
     done = served.run(["-m", "noclobber", "run", "--steps", "3", "train.py"], tmp_path)
     assert done.returncode == 2
     assert "--steps needs --fake" in done.stderr
+
+
+EMPTY = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Embedding(50_000, 4096).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.empty(0)), batch_size=4, shuffle=True, num_workers=2)
+print(len(loader))
+for batch in loader:
+    print(TAKE)
+    model(batch["input_ids"].cuda() if type(batch) is dict else torch.ones(3).long().cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shapes", "take", "seen"),
+    [
+        ("input_ids=8x4096:int64,mask=8", "[(k, *v.shape, v.dtype) for k, v in batch.items()]",
+         "[('input_ids', 8, 4096, torch.int64), ('mask', 8, torch.float32)]"),
+        ("8x3x224x224,8:int64", "type(batch), batch[0].shape, batch[1].dtype",
+         "<class 'list'> torch.Size([8, 3, 224, 224]) torch.int64"),
+        ("8x3", "batch.shape", "torch.Size([8, 3])"),
+        ("8x3,", "[one.shape for one in batch]", "[torch.Size([8, 3])]"),
+    ],
+)  # fmt: skip
+def test_batches_of_the_shapes_that_are_asked_for(tmp_path, shapes, take, seen):
+    done = run(tmp_path, EMPTY.replace("TAKE", take), "--shapes", shapes)
+    assert done.stdout == f"3\n{seen}\n{seen}\n{seen}\n"
+    assert "nothing found in 3 backward calls, in a run without values" in done.stderr
+    assert "was not used" not in done.stderr
+
+
+def test_shapes_that_nobody_asks_for_are_told(tmp_path):
+    done = run(tmp_path, TRAINER.partition("data =")[0], "--shapes", "8x3")
+    assert "`--shapes` was not used: the program asked no `DataLoader` for a batch" in done.stderr
 
 
 DATA = """

@@ -184,3 +184,33 @@ def test_gradients_of_a_model_in_a_closure_stay_as_they_are(reentrant: bool) -> 
 
 def test_a_function_class_is_applied() -> None:
     assert kept(noclobber.probe(OnCtx, X)) == kept(noclobber.probe(OnCtx.apply, X)) != []
+
+
+def without_values(function: Any, *args: Any) -> list[str]:
+    with noclobber.fake(device="cpu"):
+        return str(noclobber.probe(function, *args)).splitlines()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def test_a_probe_without_values_says_the_same() -> None:
+    leaf, module = torch.ones(2, requires_grad=True), torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU())
+    for function, args in ((torch.sigmoid, (X,)), (torch.mul, (leaf, X)), (module, (X,)), (torch.split, (X, 1))):
+        assert without_values(function, *args) == str(noclobber.probe(function, *args)).splitlines()
+    with noclobber.fake(device="cuda:H100"):
+        big = torch.randn(100_000, 100_000, device="cuda", requires_grad=True)  # 40 GB
+        assert kept(noclobber.probe(torch.exp, big)) == ["result"]
+        assert big.grad is None
+
+
+def test_what_only_trials_show_is_not_told_without_values() -> None:
+    assert any("without values, nothing can be tried" in line for line in without_values(Doubled, X))

@@ -163,10 +163,11 @@ def test_a_step_that_does_not_fit_says_what_frees_memory() -> None:
     inside = [(f"Net.layers.{layer}.{part}", size) for layer in range(3) for part, size in (("norm", 100), ("fc", 300))]
     entries = tuple(Entry("t.py", 1, 1, module, "", size, 1) for module, size in [*inside, ("Net.head", 50)])
     fits = Ledger(entries, peaks=(Peak("cuda:0", 5000, 0, 0, 0, 1250),))
-    too_large = Ledger(entries, peaks=(Peak("cuda:0", 1000, 0, 0, 0, 1250),))
+    too_large = Ledger(entries, peaks=(Peak("cuda:0", 1000, 0, 0, 0, 1250),), in_place=300, lines=2)
     assert "frees" not in table(fits)
     assert "half the batch frees at most 625 B\n" in table(too_large)
     assert "checkpointing of each of the 3 modules of `Net.layers` frees at most 800 B\n" in table(too_large)
+    assert "writing in place at 2 lines frees 300 B (`--hints`)\n" in table(too_large)
 
 
 def test_modules_that_stand_alone_in_a_list_are_no_blocks() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from noclobber.cli.parser import whole
-from noclobber.model.fake import STEPS, FakeOrder, Gpu, gpu_of
+from noclobber.model.fake import STEPS, FakeOrder, batch_of, gpu_of
 
 
 def add_fake(parser: argparse.ArgumentParser) -> None:
@@ -20,30 +20,33 @@ def add_fake(parser: argparse.ArgumentParser) -> None:
         "--steps", type=whole, metavar="N", help=f"with --fake: stop after N optimizer steps ({STEPS} by default)"
     )
     how.add_argument(
-        "--device", type=_gpu, metavar="DEVICE", help="with --fake: what to play, such as cuda:8xH100; cuda by default"
+        "--device", metavar="DEVICE", help="with --fake: what to play, such as cuda:8xH100; cuda by default"
     )
+    how.add_argument(
+        "--shapes", metavar="SHAPES",
+        help="with --fake: what each batch of a data loader is, where there is no data, such as "
+        "input_ids=8x4096:int64,labels=8x4096:int64 or 8x3x224x224,8:int64",
+    )  # fmt: skip
     how.add_argument("--world-size", type=whole, metavar="N", help="with --fake: run as one rank of N")
     how.add_argument("--rank", type=int, metavar="N", help="with --world-size: which rank; 0 by default")
-
-
-def _gpu(text: str) -> Gpu:
-    try:
-        return gpu_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def order_of(options: argparse.Namespace) -> FakeOrder | None:
     """Return what a fake run is asked for; None without `--fake`."""
     if not options.fake:
-        for name in ("steps", "device", "world_size", "rank"):
+        for name in ("steps", "device", "shapes", "world_size", "rank"):
             if getattr(options, name) is not None:
                 options.parser.error(f"--{name.replace('_', '-')} needs --fake")
         return None
-    for name in ("watch_first", "every", "hints"):
+    for name in ("watch_first", "every"):
         if getattr(options, name):
             options.parser.error(f"--fake and --{name.replace('_', '-')} do not go together")
     world, rank = options.world_size or 0, options.rank or 0
     if not 0 <= rank < max(world, 1):
         options.parser.error(f"--rank {rank} is none of --world-size {world}")
-    return FakeOrder(options.steps or STEPS, options.device or Gpu(), world, rank, is_program=True)
+    try:
+        gpu = gpu_of(options.device or "cuda", world)
+        batch = batch_of(options.shapes) if options.shapes is not None else None
+    except ValueError as reason:
+        options.parser.error(str(reason))
+    return FakeOrder(options.steps or STEPS, gpu, world, rank, batch, is_program=True)

@@ -30,7 +30,7 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "run",
         usage="noclobber run [-f FORMAT | --statistics] [-o FILE | -o DIR/] [--no-contents] [--raise] "
-        "[--fake [--steps N] [--device DEVICE] [--world-size N --rank N]] "
+        "[--fake [--steps N] [--device DEVICE] [--shapes SHAPES] [--world-size N --rank N]] "
         "[--ledger] [--hints] [--watch-first N | --every N] [--select CODES] [--ignore CODES] "
         "[--baseline FILE [--update-baseline]] [--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",

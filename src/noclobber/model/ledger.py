@@ -60,7 +60,8 @@ class Ledger:
     """What was alive in saves when the bytes were the most, the largest entry first.
 
     `path` and `line` are those of the save that made the peak; `backwards` is how many backward calls had begun.
-    `peaks` are those of each device, where all memory is counted.
+    `peaks` are those of each device, where all memory is counted. There `in_place` is how far the peak falls if `lines`
+    write in place.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -68,6 +69,8 @@ class Ledger:
     line: int = 0
     backwards: int = 0
     peaks: tuple[Peak, ...] = ()
+    in_place: int = 0
+    lines: int = 0
 
     @property
     def kept(self) -> list[Entry]:
@@ -134,5 +137,5 @@ def ledger_out(ledger: Ledger) -> dict[str, Any]:
         "line": ledger.line,
         "backwards": ledger.backwards,
         "entries": entries,
-        **({"peaks": [asdict(one) for one in ledger.peaks]} if ledger.peaks else {}),
+        **({"peaks": [asdict(one) for one in ledger.peaks], "in_place": ledger.in_place} if ledger.peaks else {}),
     }

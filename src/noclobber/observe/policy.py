@@ -62,6 +62,8 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
             with modes.no_modes():
                 handle.digest = fingerprint(handle.alias)
+            counted = handle.digest is None and not noted.written.uncounted
+            marked.blind |= counted and touch(geometry(handle.alias), noted.geometry)
         written = marked.writes
         entry = (noted, handle.alias._version)
         if len(written) < MOST_WRITES:
@@ -204,6 +206,8 @@ def read(context: Context, handle: Handle, digest: Digest, preserved: bool) -> t
 def _verdict(handle: Handle, node: Node | None, digest: Digest, moved: bool, preserved: bool, waits: bool) -> Change:
     """Return what has changed about a save that `node` reads. `moved` says whether its version has, `waits` whether the
     program waits for a device."""
+    if handle.digest is None and handle.suspect is not None and handle.suspect.blind and not moved:
+        return Change.BYTES if clobbers.is_read(handle, node) else Change.NO
     if moved:  # where bytes are preserved, the write that moved the version may have gone to other bytes
         return Change.NO if preserved and same(handle.digest, digest) else Change.VERSION
     what = change(handle.digest, digest, waits=waits)

@@ -120,7 +120,9 @@ def _probed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     except RuntimeError as error:
         notes.append(f"its backward raises: {' '.join(str(error).splitlines()[:1])}")
     tried: dict[Place, tuple[bool, bool]] = {}
-    if call.opaque and len(operands) <= MOST_TRIALS:
+    if call.opaque and any(type(one) in storages.STORED - storages.PLAIN for one in operands.values()):
+        notes.append("a custom Function or a checkpoint may keep more: without values, nothing can be tried")
+    elif call.opaque and len(operands) <= MOST_TRIALS:
         tried = _trials(function, names, args, kwargs, every)
     elif call.opaque:
         notes.append(f"a custom Function or a checkpoint may keep more: only up to {MOST_TRIALS} tensors are tried")
@@ -207,8 +209,8 @@ def _named(call: _Call) -> None:
                 call.saves.append(packed)
             if isinstance(packed, _Save):
                 packed.by = f"{node.name()}.{saved.field}"
-            else:
-                call.opaque = True
+            elif packed is not None or graph.released(node):
+                call.opaque = True  # else the node keeps nothing here: no gradient needs it
         if graph.is_of_custom_function(node):
             call.opaque = True
             for name, value in vars(node).items():

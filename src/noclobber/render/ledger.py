@@ -66,11 +66,13 @@ def _fits(peak: Peak) -> list[str]:
 
 
 def _less(ledger: Ledger) -> list[str]:
-    """Return what a smaller batch and activation checkpointing would free, at most."""
+    """Return what a smaller batch, activation checkpointing and writes in place would free, at most."""
     lines = [f"half the batch frees at most {size(ledger.bytes // 2)}"] if ledger.bytes else []
     if (blocks := repeated(ledger)) is not None:
         each = f"each of the {blocks.count} modules of `{one_line(blocks.module)}`"
         lines.append(f"activation checkpointing of {each} frees at most {size(blocks.bytes)}")
+    if ledger.in_place:
+        lines.append(f"writing in place at {counted(ledger.lines, 'line')} frees {size(ledger.in_place)} (`--hints`)")
     return lines
 
 

@@ -155,3 +155,10 @@ def test_shared_memory_is_left_as_it_is():
         model = torch.nn.Linear(3, 3).share_memory()
         model(torch.randn(2, 3)).sum().backward()
         assert model.weight.grad.shape == (3, 3)
+
+
+def test_a_device_is_named_by_its_number():
+    with noclobber.fake(device="cuda:2"):
+        assert torch.nn.Linear(2, 2).to(1).weight.device == torch.device("cuda", 1)
+        assert torch.ones(2).to(1).device == torch.device("cuda", 1)
+        assert torch.nn.Linear(2, 2).to(torch.float64).weight.dtype is torch.float64

@@ -64,3 +64,33 @@ def test_fake_and_real_ledgers_are_equal(name):
     real = ledger(make, shape)
     with noclobber.fake(device="cpu"):
         assert ledger(make, shape) == real
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        a = self.act(first)
+        second = self.layers[1](a)
+        b = torch.sigmoid(second)
+        third = self.layers[2](b)
+        c = third + 1
+        return c.sum()
+
+
+def hints():
+    model = Named()
+    with noclobber.watch(hints=True) as seen:
+        model(torch.randn(8, 4, 16, 16)).backward()
+    return [(one.code, one.message) for one in seen.report.findings]
+
+
+def test_what_could_be_written_in_place_is_the_same_too():
+    real = hints()
+    assert len(real) == 2
+    with noclobber.fake(device="cpu"):
+        assert hints() == real

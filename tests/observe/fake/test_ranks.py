@@ -34,3 +34,63 @@ def test_replicas_have_gradients():
         for _ in range(2):
             model(torch.randn(4, 8, device="cuda")).sum().backward()
         assert model.module.weight.grad.shape == (8, 8)
+
+
+def test_a_rank_has_the_devices_of_its_machine(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for given, count, local in (("cuda", 8, 5), ("cuda:4xA100", 4, 1), ("cpu", 0, 0)):
+        with noclobber.fake(world_size=64, rank=13, device=given):
+            assert torch.cuda.device_count() == count or not count
+            assert os.environ["LOCAL_RANK"] == str(local)
+            assert os.environ["LOCAL_WORLD_SIZE"] == str(count or 1)
+    with noclobber.fake(world_size=2):
+        assert torch.cuda.device_count() == 2
+
+
+def test_a_mesh_chooses_the_device_of_the_rank():
+    from torch.distributed.fsdp import fully_shard
+
+    with noclobber.fake(world_size=16, rank=11):
+        dist.init_process_group("nccl")
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.Linear(32, 8))
+        fully_shard(model)
+        assert torch.cuda.current_device() == 3
+        model.to_empty(device="cuda")
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()  # random numbers of a DTensor come by an operator that takes one
+        model(torch.randn(4, 8, device="cuda:3")).sum().backward()
+        assert model[0].weight.grad.to_local().device == torch.device("cuda", 3)
+
+
+def test_a_mesh_begins_the_process_group():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    with noclobber.fake(world_size=4, rank=1) as run:
+        mesh = init_device_mesh("cuda", (4,))
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)).cuda()
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        with noclobber.watch() as seen:
+            model(torch.randn(4, 8, device="cuda")).sum().backward()
+            torch.optim.AdamW(model.parameters()).step()
+        assert model[0].weight.to_local().shape == (8, 8)
+    assert not dist.is_initialized()
+    assert (seen.findings, run.notes) == ((), ())
+
+
+def test_objects_come_from_ranks_that_have_the_same(tmp_path):
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.fsdp import fully_shard
+
+    with noclobber.fake(world_size=4, rank=2):
+        dist.init_process_group("nccl")
+        found = [None] * 4
+        dist.all_gather_object(found, {"a": 1})
+        assert found == [{"a": 1}] * 4
+        sent = ["x"]
+        dist.broadcast_object_list(sent, src=0)
+        assert sent == ["x"]
+        model = nn.Linear(8, 8).cuda()
+        fully_shard(model)
+        checkpoint.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "kept")

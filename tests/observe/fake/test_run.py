@@ -1,5 +1,6 @@
 """A block without values: findings, steps, models from before, memory."""
 
+import contextlib
 import copy
 
 import pytest
@@ -143,3 +144,80 @@ def test_a_failure_of_noclobber_costs_what_follows_and_not_the_program(monkeypat
         y = torch.nn.Linear(4, 4)(torch.randn(2, 4)).sum()
         y.backward()
     assert any("the run without values failed: ValueError: planted" in note for note in run.notes)
+
+
+def scaled_through_data(weight):
+    y = torch.randn(3, 4, requires_grad=True) @ weight
+    weight.data[:2].mul_(0.5)
+    return y.sum() + weight.sum()
+
+
+def scaled_before_it_is_saved(weight):
+    weight.data.mul_(0.5)
+    return (torch.randn(3, 4) @ weight).sum()
+
+
+def other_rows(weight):
+    y = torch.sigmoid(weight[:2])
+    weight.data[2:].mul_(0.5)
+    return y.sum()
+
+
+def hooked_in_place(weight):
+    h = weight.sin()
+    left, right = h + 0, h * 1
+    joined = left + right  # both get one gradient
+    right.register_hook(lambda gradient: gradient.mul_(2))
+    return joined.square().sum()
+
+
+def hooked_out_of_place(weight):
+    h = weight.sin()
+    h.register_hook(lambda gradient: gradient * 2)
+    return h.square().sum()
+
+
+def cut_off(weight):
+    factor = torch.randn(4, 4, requires_grad=True)
+    weight.data -= (weight * factor).sum() * factor
+    return weight.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (scaled_through_data, "NC201"),
+        (hooked_in_place, "NC206"),
+        (cut_off, "NC208"),
+        (scaled_before_it_is_saved, None),
+        (other_rows, None),
+        (hooked_out_of_place, None),
+    ],
+)
+def test_writes_that_no_version_tells_are_found_as_with_values(program, code):
+    expected = [code] if code else []
+    for block in (contextlib.nullcontext(), noclobber.fake()):
+        with block, noclobber.watch(contents=True) as seen:
+            program(torch.randn(4, 4, requires_grad=True)).backward()
+        assert [one.code for one in seen.findings] == expected
+
+
+def test_a_write_whose_version_is_kept_changes_nothing():
+    with noclobber.fake(), noclobber.watch() as seen:
+        weight = torch.randn(4, 4, requires_grad=True)
+        y = torch.randn(3, 4, requires_grad=True) @ weight
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+            weight.copy_(torch.randn(4, 4))  # as FSDP gathers a parameter again
+        y.sum().backward()
+    assert not seen.findings
+
+
+def test_attention_by_a_function_of_the_program():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with noclobber.fake() as run:
+        query, key, value = (torch.randn(1, 2, 128, 16, device="cuda", requires_grad=True) for _ in range(3))
+        flex_attention(query, key, value, score_mod=lambda score, b, h, i, j: score + i - j).sum().backward()
+        assert query.grad.shape == query.shape
+        assert torch.cond(query.sum() > 0, torch.sin, torch.cos, (query,)).shape == query.shape
+    assert len(run.notes) <= 1

@@ -1,10 +1,12 @@
 """Values in a run that has none: what is known stays right, all else gets a stand-in and is named."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import rnn
 
 import noclobber
 
@@ -106,3 +108,64 @@ def test_a_tensor_is_made_of_the_numbers_of_others(run):
     assert run.notes == ()
     assert torch.tensor([torch.randn(5).sum()]).shape == (1,)
     assert asked(run)
+
+
+def test_threads_share_fake_tensors(run):
+    weight = torch.randn(64, 64)
+
+    def work(_):
+        for _ in range(50):
+            torch.relu(weight[1:].sum(0)).mul(2)
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+def test_no_loop_waits_for_a_value_for_ever(run):
+    torch.nn.init.trunc_normal_(torch.empty(1000, 2000))
+    assert run.notes == ()
+    rounds = 0
+    drawn = torch.nn.Linear(4, 4)(torch.randn(3, 4)) > 0
+    while drawn.any():
+        rounds += 1
+        if rounds % 100 == 0:
+            drawn = torch.nn.Linear(4, 4)(torch.randn(3, 4)) > 0
+    left = torch.nn.Linear(4, 1)(torch.randn(1, 4))
+    while left.item() > 0:
+        rounds += 1
+    assert rounds
+
+
+def sequences(device):
+    """What an encoder of sequences of several lengths and a CTC loss give: shapes, lengths, and gradients' shapes."""
+    layer = torch.nn.LSTM(3, 5, 2, batch_first=True, bidirectional=True, device=device)
+    x = torch.randn(4, 8, 3, device=device, requires_grad=True)
+    packed = rnn.pack_padded_sequence(x, torch.tensor([8, 3, 5, 1]), batch_first=True, enforce_sorted=False)
+    out, lengths = rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)
+    chances = out.transpose(0, 1).log_softmax(2)
+    targets = torch.ones(4, 1, dtype=torch.long, device=device)
+    loss = torch.nn.functional.ctc_loss(chances, targets, lengths, torch.tensor([1, 1, 1, 1]))
+    loss.backward()
+    near = torch.linalg.lstsq(x[:, :, :2], torch.ones(4, 8, 1, device=device)).solution
+    return (
+        packed.data.shape,
+        packed.batch_sizes.tolist(),
+        out.shape,
+        lengths.tolist(),
+        loss.shape,
+        x.grad.shape,
+        near.shape,
+    )
+
+
+def test_sequences_of_several_lengths():
+    real = sequences("cpu")
+    with noclobber.fake() as run:
+        assert sequences("cuda") == real
+        assert torch.allclose(torch.tensor([1.0]), torch.tensor([1.0]))
+        assert run.notes == ()
+        assert torch.allclose(torch.randn(10, device="cuda"), torch.randn(10, device="cuda"))
+        unknown = torch.randn(3000, 2000).gt(0).sum(1)[:4]
+        assert rnn.pack_padded_sequence(torch.randn(4, 8, 3), unknown, batch_first=True).data.shape == (32, 3)
+    assert len(asked(run)) == 1

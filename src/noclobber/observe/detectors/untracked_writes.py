@@ -129,11 +129,14 @@ class _Unseen:
             return bool(self.changed.any())
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
-        """Return True if an arriving gradient is not zero where elements changed."""
+        """Return True if an arriving gradient is not zero where elements changed.
+
+        One without numbers, as in a fake run, counts where a leaf was cut off: that is so whatever the numbers are.
+        """
         with modes.aside():
             values, changed = numbers(gradient), self.changed
             if values is None:
-                return False
+                return bool(self.target.identity)
             if changed is not None and gradient.is_sparse and changed.shape == gradient.shape:
                 changed = changed[tuple(gradient._indices())]
             known = changed is not None and changed.shape == values.shape

@@ -8,7 +8,9 @@ cuda        what `torch.cuda` answers then
 autocasts   `torch.autocast` for the played device
 kernels     dropout and attention as a GPU computes them
 modules     gives modules from before the run their tensors back
-outside     what stays real: data loaders, files
+batches     batches of the shapes that are asked for, where there is no data
+checkpoints files of weights: what is saved is kept without values, and what is there is read as shapes
+outside     what stays real: data loaders and data sets
 overlaps    refuses the writes that PyTorch refuses, as elements share memory
 steps       stops the program after some optimizer steps
 ranks       a process group of which this process is one rank

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
+from collections import defaultdict
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -124,7 +125,16 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         "max_memory_allocated": most,
         "max_memory_reserved": most,
         "mem_get_info": lambda device=None: (max(gpu.bytes - now(device), 0), gpu.bytes),
-        "memory_stats": lambda device=None: dict.fromkeys(("allocated_bytes.all.current",), now(device)),
+        "memory_stats": lambda device=None: defaultdict(
+            int,
+            {
+                f"{kind}_bytes.all.{when}": bytes(device)
+                for kind in ("allocated", "reserved", "active")
+                for when, bytes in (("current", now), ("peak", most))
+            },
+        ),
+        "_record_memory_history": _none,
+        "_dump_snapshot": _none,
         "memory_summary": lambda *_, **__: "",
         "reset_peak_memory_stats": _none,
         "reset_max_memory_allocated": _none,
@@ -153,7 +163,7 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     for place in (module, module.random, getattr(module, "memory", module)):
         for name, answer in answers.items():
             if name in vars(place):
-                patches.put(place, name, answer)
+                patches.put(place, name, _own(answer))
     accelerator = torch.device(gpu.kind)
     generic: dict[str, Any] = {
         "is_available": lambda: gpu.count > 0,
@@ -170,7 +180,7 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     }
     for name, answer in generic.items():
         if hasattr(torch.accelerator, name):
-            patches.put(torch.accelerator, name, answer)
+            patches.put(torch.accelerator, name, _own(answer))
     # A module of weights for cuDNN's kernels asks this, and a build without cuDNN warns (torch 2.13, nn.RNNBase).
     patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     # FSDP2 asks for its default mesh here (torch 2.13; tests/observe/fake/test_ranks.py).
@@ -194,10 +204,18 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     patches.put(torch.nn.DataParallel, "parallel_apply", in_turn)
     # A build for CUDA adds the gradients of several devices up there (torch 2.15; tests/observe/fake/test_devices.py).
     patches.put(torch.cuda.nccl, "is_available", lambda tensors: False)
+    patches.put(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     patches.put(private.lookup("nn.parallel._functions"), "_get_stream", Stream)
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.put(module.nvtx, name, _none)
+
+
+def _own(answer: Any) -> Any:
+    """Return a copy of a function: PyTorch's compiler refuses one function under two names (torch 2.13)."""
+    if not isinstance(answer, FunctionType):
+        return answer
+    return FunctionType(answer.__code__, answer.__globals__, answer.__name__, answer.__defaults__, answer.__closure__)
 
 
 def _none(*_: Any, **__: Any) -> None:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from noclobber.model.fake import Gpu
 from noclobber.observe.fake import values
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
@@ -150,6 +151,20 @@ def _as_it_is(devices: Devices, func: Any, args: Sequence[Any], options: dict[st
     return args[0]
 
 
+def _padded(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    return values.padded(*args, **options) if isinstance(args[0], FakeTensor) else NotImplemented
+
+
+def _ctc_loss(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Move the lengths to the device of the chances: PyTorch reads them in C++ where they lie on the CPU."""
+    if not isinstance(args[0], FakeTensor):
+        return NotImplemented
+    device = args[0].fake_device
+    args = [args[0], *(one.to(device) if isinstance(one, torch.Tensor) else one for one in args[1:])]
+    named = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
+    return func(*args, **named)
+
+
 _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]] = {
     "to": _to,
     "device": _named,
@@ -159,6 +174,8 @@ _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]
     "as_tensor": _of_numbers,
     "asarray": _of_numbers,
     "new_tensor": _of_numbers,
+    "_pad_packed_sequence": _padded,
+    "ctc_loss": _ctc_loss,
     "pin_memory": _as_it_is,
     "share_memory_": _as_it_is,
 }
@@ -220,6 +237,17 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     def is_on(kind: str) -> property:
         return property(lambda self: self.device.type == kind)
 
+    functions = private.lookup("_C._nn")
+    parse: Callable[..., Any] = functions._parse_to
+
+    def parse_to(*args: Any, **options: Any) -> Any:
+        """Read what `Module.to` is given, also the number of a device that is played."""
+        numbered = devices.count and args and type(args[0]) is int
+        return (
+            parse(torch.device(devices.played, args[0]), *args[1:], **options) if numbered else parse(*args, **options)
+        )
+
+    patches.put(functions, "_parse_to", parse_to)
     answers: dict[str, Any] = {
         "device": property(device, DEVICE.fset),
         "is_cuda": is_on("cuda"),

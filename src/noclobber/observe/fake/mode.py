@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,15 @@ from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
 from noclobber.observe.torch_api.dispatch import registry
+from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.torch_api.tensors.fake_tensors import WITHOUT_VALUES, Converter, FakeTensor, FakeTensorMode
+from noclobber.observe.torch_api.tensors.fake_tensors import (
+    TAKING_FUNCTIONS,
+    WITHOUT_VALUES,
+    Converter,
+    FakeTensor,
+    FakeTensorMode,
+)
 
 aten = torch.ops.aten
 _NUMBERS = 65536
@@ -39,8 +47,25 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self._met: dict[int, tuple[tensor_state.Weak[torch.Tensor], int | None]] = {}
         """The real tensors that were computed with, and their versions: parameters that were there before."""
         self._memory, self._way = memory, way
+        # PyTorch notes on the mode that a thread works on shapes, and fails if two do (torch 2.13).
+        self._one_at_a_time = threading.RLock()
         self._is_program = is_program
         self._answers = Answers(asked, self._fresh).of
+
+    def patch(self, patches: Patches) -> None:
+        """Let only one thread at a time work on shapes, also one that has not this mode."""
+        native = vars(FakeTensor)["__torch_dispatch__"].__func__
+
+        def __torch_dispatch__(
+            kind: type, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+        ) -> Any:
+            with self._one_at_a_time:
+                return native(kind, func, types, args, kwargs or {})
+
+        patches.put(FakeTensor, "__torch_dispatch__", classmethod(__torch_dispatch__))
+
+    supports_higher_order_operators = True
+    """PyTorch knows the rules of these operators only for its own mode, and else asks this one to run them."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -58,13 +83,19 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        with self._one_at_a_time:
+            return self._run(func, types, args, dict(kwargs or {}))
+
+    def _run(self, func: Any, types: Sequence[type], args: Sequence[Any], options: dict[str, Any]) -> Any:
         """Run an operator on shapes. What it returns is known where all that it read is."""
-        options = dict(kwargs or {})
         devices = self.devices
         if (device := options.get("device")) is not None:
             options["device"] = devices.lies_on(device)
         if not registry.is_operator(func):
-            return self._on_shapes(func, types, args, options)
+            result = self._of_functions(func, types, args, options)
+            for one in pytree.tree_leaves(result):
+                self._memory.made(one)
+            return result
         if self._is_program and not devices.inside and self._is_data(func, args, options):
             return func(*args, **options)
         if (answer := self._answers.get(func)) is not None:
@@ -80,6 +111,12 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if not devices.inside:
             self._way.guarded(self._follow, func, args, options, result)
         return result
+
+    def _of_functions(self, func: Any, types: Sequence[type], args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Run an operator that takes functions, such as `cond`: some have a rule of their own for PyTorch's mode."""
+        if func not in TAKING_FUNCTIONS and (rule := func.python_key_table.get(FakeTensorMode)) is not None:
+            return rule(self, *args, **options)
+        return self._on_shapes(func, types, args, options)
 
     def _follow(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
         """Follow values and memory through an operator that has run."""
@@ -116,8 +153,14 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         device = options.get("device")
         return not (isinstance(device, torch.device) and (is_played(device) or device.type != "cpu"))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: else torch wraps each operator in two more functions."""
+        return False
+
     def _on_shapes(self, func: Any, types: Sequence[type], args: Sequence[Any], options: dict[str, Any]) -> Any:
-        args, options = pytree.tree_map_only(torch.Tensor, self._fake, (tuple(args), options))
+        if any(type(one) in storages.PLAIN for one in pytree.arg_tree_leaves(*args, **options)):
+            args, options = pytree.tree_map_only(torch.Tensor, self._fake, (tuple(args), options))
         self.devices.inside += 1
         try:
             return super().__torch_dispatch__(func, types, args, options)

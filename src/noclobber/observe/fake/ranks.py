@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
+from noclobber.observe.fake.devices import Devices
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
 
 
-def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
+def begin(world_size: int, rank: int, devices: Devices) -> Callable[[], None]:
     """Make this process one rank of so many, with the environment that torchrun gives; return what undoes it."""
     if not world_size:
         return lambda: None
     store = fake_store()
+    local = min(devices.count, world_size) or 1
     given = {
-        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1",
+        "RANK": str(rank), "LOCAL_RANK": str(rank % local),
+        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
     }  # fmt: skip
     before = {name: os.environ.get(name) for name in given}
@@ -32,8 +36,14 @@ def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
 
     def init_process_group(*_: object, **options: object) -> None:
         native(backend="fake", store=store, rank=rank, world_size=world_size)
+        # A DeviceMesh chooses the device of the rank, but not in a fake group (torch 2.13).
+        devices.current = devices.current or rank % local
 
-    patches.put(dist, "init_process_group", init_process_group)
+    for name, function in {"init_process_group": init_process_group, **_objects()}.items():
+        native_one = getattr(dist, name)
+        for path, module in list(sys.modules.items()):  # `device_mesh` has its own reference to it
+            if path.startswith("torch.distributed") and vars(module).get(name) is native_one:
+                patches.put(module, name, function)
 
     def end() -> None:
         if dist.is_initialized():
@@ -46,6 +56,28 @@ def begin(world_size: int, rank: int, kind: str) -> Callable[[], None]:
                 os.environ[name] = value
 
     return end
+
+
+def _objects() -> dict[str, Callable[..., None]]:
+    """Return functions that exchange objects with ranks that have the same ones. PyTorch reads them from tensors."""
+
+    def all_gather_object(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+        object_list[:] = [obj] * len(object_list)
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *_: Any, **__: Any
+    ) -> None:
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[0]
+
+    def broadcast_object_list(object_list: list[Any], *_: Any, **__: Any) -> None: ...
+
+    functions = (all_gather_object, gather_object, scatter_object_list, broadcast_object_list)
+    return {one.__name__: one for one in functions}
 
 
 class _Reducer:

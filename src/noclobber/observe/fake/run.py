@@ -15,10 +15,11 @@ from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
 from noclobber.observe import subscription
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, ranks
+from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, outside, ranks, values
+from noclobber.observe.fake.batches import Batches
+from noclobber.observe.fake.checkpoints import Checkpoints
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.mode import Mode
-from noclobber.observe.fake.outside import Outside
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
 from noclobber.observe.torch_api import required
@@ -46,7 +47,8 @@ class FakeRun:
         self.steps = Steps(order.steps, self.memory, way)
         self._mode = Mode(self.devices, self.memory, self._asked, way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices)
-        self._outside = Outside(self._away, self.devices)
+        self._checkpoints = Checkpoints(self._away, self.devices)
+        self._batches = Batches(order.batch) if order.batch is not None else None
         self._patches = Patches()
         self._at_end = contextlib.ExitStack()
         self._is_on = False
@@ -68,17 +70,23 @@ class FakeRun:
 
     def _put_in_place(self) -> None:
         patches, gpu = self._patches, self._order.gpu
+        self._mode.patch(patches)
+        values.patch(patches)
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
             cuda.patch(patches, gpu, self.devices, self.memory)
             autocasts.patch(patches, gpu.kind)
             kernels.patch(patches, gpu.kind)
         self._at_end.callback(self.steps.patch(patches))
-        self._outside.patch(patches)
+        outside.patch(patches, self._away)
+        self._checkpoints.patch(patches)
+        self._at_end.callback(self._checkpoints.end)
+        if self._batches is not None:
+            self._batches.patch(patches)
         if not self._order.is_program:
             self._at_end.callback(modules.keep(patches))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
-        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, gpu.kind))
+        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, self.devices))
         self._enter()
 
     def end(self) -> None:
@@ -142,12 +150,14 @@ class FakeRun:
             more = [f"{len(places) - MOST_NAMED} more"] * (len(places) > MOST_NAMED)
             asked = f"values were asked for at {len(places)} place{'s' * (len(places) != 1)}"
             said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
+        said += self._batches.notes() if self._batches is not None else []
         said += self._mode.stopped
         if self.elsewhere:
             ran = f"{self.elsewhere} backward call{'s' * (self.elsewhere != 1)} of other threads ran with values"
             said.append(f"{ran}: `--fake` is for the thread that begins the program")
-        if self._outside.not_written:
-            said.append(f"nothing was written to {', '.join(sorted(self._outside.not_written))}: there are no values")
+        if names := sorted(self._checkpoints.names):
+            more = [f"{len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
+            said.append(f"nothing was written to {', '.join([*names[:MOST_NAMED], *more])}: there are no values")
         return tuple(said)
 
 

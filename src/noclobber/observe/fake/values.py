@@ -4,6 +4,7 @@ else gets a stand-in when the program asks for it, and the place is noted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
 from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
@@ -75,6 +77,16 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torc
 
 def _on_cpu(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) else argument
+
+
+def patch(patches: Patches) -> None:
+    """Let `trunc_normal_` draw once: it draws again until all numbers lie between the limits (torch 2.13)."""
+
+    def draw(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.normal_()
+
+    patches.put(torch.nn.init, "_no_grad_trunc_normal_", draw)
 
 
 _FACTS = ("_amp_foreach_non_finite_check_and_unscale_",)
@@ -185,19 +197,27 @@ def half(count: int) -> int:
     return (count + 1) // 2
 
 
+IN_A_ROW = 500
+"""Questions at one place, and no other, after which the answer is once False, or 0."""
+
+
 class Asked:
-    """The places that asked for values that nobody knows, and how often."""
+    """The places that asked for values that nobody knows."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[object, ...], tuple[Place | None, str]] = {}
-        self.counts: dict[tuple[object, ...], int] = {}
+        self._last: tuple[object, ...] = ()
+        self._in_a_row = 0
 
-    def note(self, what: str) -> None:
-        """Note that the program asks for a value here."""
+    def note(self, what: str) -> bool:
+        """Note that the program asks for a value here. Return True if it has asked here so often in a row that it may
+        wait for another answer, as `while mask.any()` does."""
         place = caller()
         key = (*identity(place), what)
         self._places.setdefault(key, (place, what))
-        self.counts[key] = self.counts.get(key, 0) + 1
+        self._in_a_row = self._in_a_row + 1 if key == self._last else 1
+        self._last = key
+        return self._in_a_row % IN_A_ROW == 0
 
     def sites(self) -> list[tuple[Site | None, str]]:
         """Return each place with what it asked for, in the order in which they came."""
@@ -209,6 +229,22 @@ class Asked:
 Answer = Callable[..., Any]
 
 
+def padded(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: float, total: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what `_pad_packed_sequence` does, which reads and writes numbers in C++ (torch 2.13, PackedSequence.cpp)."""
+    sizes = batch_sizes.tolist()
+    out = torch.full((max(total, len(sizes)), sizes[0], *data.shape[1:]), value, dtype=data.dtype, device=data.device)
+    begin = at = 0
+    for size, equal in groupby(sizes):
+        steps = len(list(equal))
+        rows = data[begin : begin + steps * size].view(steps, size, *data.shape[1:])
+        out[at : at + steps, :size] = rows
+        begin, at = begin + steps * size, at + steps
+    lengths = torch.tensor([sum(size > row for size in sizes) for row in range(sizes[0])])
+    return out.transpose(0, 1) if batch_first else out, lengths
+
+
 class Answers:
     """What is answered to the operators whose result depends on values. `fresh` makes a fake tensor."""
 
@@ -218,6 +254,13 @@ class Answers:
         self.of: dict[Any, Answer] = {
             aten._local_scalar_dense.default: self._scalar,
             aten.equal.default: self._equal,
+            aten.allclose.default: self._close,
+            aten._pack_padded_sequence.default: self._packed,
+            aten._ctc_loss.default: self._ctc_loss,
+            aten._ctc_loss.Tensor: self._ctc_loss,
+            aten._ctc_loss_backward.default: self._like_second,
+            aten._ctc_loss_backward.Tensor: self._like_second,
+            aten.linalg_lstsq.default: self._least_squares,
             aten.nonzero.default: self._nonzero,
             aten.masked_select.default: self._masked_select,
             aten.repeat_interleave.Tensor: self._repeats,
@@ -247,8 +290,8 @@ class Answers:
     def _scalar(self, tensor: torch.Tensor) -> Any:
         if (values := known(tensor)) is not None:
             return values.item()
-        self._asked.note("item")
-        return guess(tensor)
+        stuck, value = self._asked.note("item"), guess(tensor)
+        return type(value)(0) if stuck else value
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         values, others = known(one), known(other)
@@ -257,6 +300,47 @@ class Answers:
         if one.shape == other.shape:
             self._asked.note("equal")
         return one.shape == other.shape
+
+    def _close(self, one: torch.Tensor, other: torch.Tensor, *limits: Any, **more: Any) -> Any:
+        made = self._real(aten.allclose.default, one, other, *limits, **more)
+        if made is None:
+            self._asked.note("allclose")
+        return one.shape == other.shape if made is None else made
+
+    def _lengths(self, lengths: Any, count: int, full: int, what: str) -> list[int]:
+        """Return the lengths of some sequences; all are full where that is not known."""
+        if isinstance(lengths, torch.Tensor):
+            if (values := known(lengths)) is None:
+                self._asked.note(what)
+                return [full] * count
+            lengths = values
+        return [int(one) for one in lengths]
+
+    def _packed(self, input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        count, full = input.shape[:2] if batch_first else (input.shape[1], input.shape[0])
+        found = self._lengths(lengths, count, full, "pack_padded_sequence")
+        sizes = [sum(one > at for one in found) for at in range(max(found))]
+        data = self._new((sum(sizes), *input.shape[2:]), input.dtype, input.device)
+        with modes.aside():
+            return data, torch.tensor(sizes)  # operators in C++ read it
+
+    def _ctc_loss(
+        self, chances: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = chances.shape[1] if chances.dim() == 3 else 1
+        full = targets.shape[1] if targets.dim() == 2 else -(-targets.numel() // count)
+        longest = max(self._lengths(lengths, count, full, "ctc_loss"), default=0)
+        sizes = (count, chances.shape[0], 2 * longest + 1)
+        loss = self._new(sizes[: chances.dim() - 2], chances.dtype, chances.device)
+        return loss, self._new(sizes, chances.dtype, chances.device)
+
+    def _like_second(self, gradient: torch.Tensor, chances: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return self._new(chances.shape, chances.dtype, chances.device)
+
+    def _least_squares(self, one: torch.Tensor, other: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+        shape = (*one.shape[:-2], one.shape[-1], *other.shape[one.dim() - 1 :])
+        nothing = (self._new((0,), dtype, one.device) for dtype in (one.dtype, torch.int64, one.dtype))
+        return (self._new(shape, other.dtype, one.device), *nothing)
 
     def _nonzero(self, tensor: torch.Tensor) -> Any:
         if (made := self._real(aten.nonzero.default, tensor)) is not None:

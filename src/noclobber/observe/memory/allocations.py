@@ -104,7 +104,9 @@ class _InPlace:
 class Allocations:
     """Follows tensors from when it is among the `allocations` of the context. `hints()` may be asked later too."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
+        """The kind of device whose memory is followed, such as "cuda"; empty for all."""
         self.live = array("q", [0])
         """The bytes that are alive after each storage made or freed."""
         self.full = False
@@ -210,7 +212,7 @@ class Allocations:
 
     def _made(self, tensor: torch.Tensor, frame: FrameType) -> None:
         key = storages.storage_key(tensor)
-        if key is None or key in self._storages:
+        if key is None or key in self._storages or (self.kind and tensor.device.type != self.kind):
             return
         size = storages.storage(tensor).nbytes()
         if size:
@@ -340,7 +342,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Return True for a tensor that has memory and strides of its own."""
     return (
         isinstance(value, torch.Tensor)
-        and type(value) in storages.PLAIN
+        and type(value) in storages.STORED
         and value.layout is torch.strided
         and not value.is_nested
         and value.device.type != "meta"
@@ -404,7 +406,7 @@ def _spelling(frame: FrameType) -> Spelling | None:
         return Spelling("expression")
     if code.co_filename != torch.nn.functional.__file__ or "inplace" not in code.co_varnames[: code.co_argcount]:
         return None
-    above = frame.f_back
+    above = _caller_of(frame)
     if above is None:
         return None
     if owner_of(above.f_code.co_filename) is Owner.USER:
@@ -413,6 +415,19 @@ def _spelling(frame: FrameType) -> Spelling | None:
     if above.f_code.co_name == "forward" and isinstance(module, torch.nn.Module) and hasattr(module, "inplace"):
         return Spelling("module", type(module).__name__, inner=not _is_called_by_program(above))
     return None
+
+
+def _caller_of(function: FrameType) -> FrameType | None:
+    """Return the frame that calls a function of torch. Where modes see functions, as in a fake run, the function is
+    called a second time, by them."""
+    frame = function.f_back
+    while frame is not None and (
+        frame.f_code is function.f_code
+        or frame.f_code.co_filename == torch.overrides.__file__
+        or owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER
+    ):
+        frame = frame.f_back
+    return frame
 
 
 def _is_called_by_program(forward: FrameType) -> bool:

@@ -71,10 +71,14 @@ class Spoil:
         return any(self.is_on(tensor) for tensor in tensors or ())
 
     def settle(self) -> bool:
-        """Return True if the write changed the bytes and somebody still holds them. Looked up once, then remembered."""
+        """Return True if the write changed the bytes and somebody still holds them. Looked up once, then remembered.
+
+        Where there are no bytes to compare, as in a fake run, each write counts.
+        """
         if self.changed is None:
-            now = self.handed.digest_now()
-            self.changed = now is not None and change(self.handed.digest, now, waits=True) is Change.BYTES
+            before, now = self.handed.digest, self.handed.digest_now()
+            self.changed = now is not None and change(before, now, waits=True) is Change.BYTES
+            self.changed |= before is None and self.handed.now() is not None
         return self.changed
 
     def keep(self) -> bool:

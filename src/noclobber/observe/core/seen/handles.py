@@ -167,13 +167,15 @@ class Detached(NamedTuple):
 class Suspect:
     """What is known of a handle once writes may have changed its bytes."""
 
-    __slots__ = ("base", "detached", "kept", "made", "of_function", "spared", "theirs", "writes")
+    __slots__ = ("base", "blind", "detached", "kept", "made", "of_function", "spared", "theirs", "writes")
 
     def __init__(self) -> None:
         self.writes: list[tuple[Record, int]] = []
         """The writes, each with the version before it."""
         self.base: ref[torch.Tensor] | None = None
         """The tensor that was written outside of the graph, if the saved view of it is gone; else None."""
+        self.blind = False
+        """Whether a write that may move no version met bytes that cannot be compared: there are none in a fake run."""
         self.made: tuple[str, int] | None = None
         """The name of the node, and its output, that brought the tensor into the graph, if a write did; else None."""
         self.of_function = False

@@ -13,11 +13,14 @@ from torch.utils.data import dataloader
 
 from noclobber.model.error import UnsupportedTorch
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.tensors import storages
 
 try:
+    from torch._higher_order_ops.utils import registered_hop_fake_fns as TAKING_FUNCTIONS
     from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+    # `TAKING_FUNCTIONS` are operators that take functions, such as `flex_attention`, and that the mode itself runs.
     DEVICE = vars(FakeTensor)["device"]
     """The property that tells the device of a fake tensor."""
     WITHOUT_VALUES: tuple[type[RuntimeError], ...] = (
@@ -42,6 +45,7 @@ except (ImportError, AttributeError, KeyError) as missing:
 __all__ = [
     "DEVICE",
     "LOADING",
+    "TAKING_FUNCTIONS",
     "WITHOUT_VALUES",
     "Converter",
     "FakeTensor",
@@ -49,6 +53,8 @@ __all__ = [
     "fake_store",
     "self_test",
 ]
+
+storages.STORED.add(FakeTensor)
 
 
 class Converter(_Converter):

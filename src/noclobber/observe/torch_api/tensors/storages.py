@@ -64,6 +64,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 """The types of tensors that no subclass changes."""
+STORED: set[type] = {*PLAIN}
+"""Those whose storage says how much memory they take. A fake run adds its own."""
 
 
 def _key_of_storage(tensor: torch.Tensor) -> int | None:
