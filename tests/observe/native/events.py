@@ -177,7 +177,7 @@ class Descent(torch.optim.Optimizer):
 
 
 def steps(look: Look) -> None:
-    """Step with a closure that runs forward and backward, and with an optimizer of the program's own."""
+    """Step with a closure that runs forward and backward or raises, and with an optimizer of the program's own."""
     net, memory = nn.Linear(3, 1), torch.zeros(2, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
@@ -192,6 +192,12 @@ def steps(look: Look) -> None:
     for _ in range(2):
         optimizer.step(closure)
         look()
+    with suppress(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    optimizer.step()
+    with torch.no_grad():
+        net.weight.mul_(3)  # belongs to no step
+    look()
     loss = net(memory * 2).square().sum()
     Descent(net.parameters(), {}).step()
     look()
