@@ -4,6 +4,9 @@ Each is a whole file. `run()` gives the gradients. Where PyTorch refuses a progr
 from the program itself: `RIGHT` in its text computes them another way.
 """
 
+import torch
+from torch.nn import functional as F
+
 HEAD = """\
 import torch
 import torch.nn as nn
@@ -48,7 +51,251 @@ def _of_both(x, w):
     return [g @ w.t(), x.t() @ g]
 
 
+def _twice_normed(h):
+    """Minus the logarithm of the sum of the exponentials of each row, twice."""
+    f = -torch.logsumexp(h, 1)
+    return f - torch.logsumexp(h + f.unsqueeze(1), 1)
+
+
 SOUND = {
+    "weights of a recurrent module": """
+net = nn.LSTM(4, 4).double()
+
+def run():
+    y, _ = net((x @ w).unsqueeze(1))
+    with torch.no_grad():
+        net.weight_hh_l0.mul_(0.5)
+    net((x @ w).unsqueeze(1))
+    y.sum().backward()
+""",
+    "weights masked by what masks gradients too": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+def masked(net, mask):
+    with torch.no_grad():
+        for p in (net.weight,):
+            p.mul_(mask)
+            if p.grad is not None:
+                p.grad.mul_(mask)
+
+def run():
+    net(x.detach()).sum().backward()
+    loss = net(x @ w).square().sum()
+    masked(net, torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64))
+    loss.backward()
+""",
+    "weights restored at the end of a with that does more": """
+import contextlib
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+@contextlib.contextmanager
+def halved(net):
+    net.weight.data.mul_(0.5)
+    yield
+    net.weight.data.mul_(2)
+    net.zero_grad()
+
+def run():
+    with halved(net):
+        loss = net(x @ w).square().sum()
+    loss.backward()
+""",
+    "weights restored at the end of a with, before they are read": """
+import contextlib
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+@contextlib.contextmanager
+def halved(net):
+    net.weight.data.mul_(0.5)
+    yield
+    net.weight.data.mul_(2)
+
+def run():
+    with halved(net):
+        loss = net(x @ w).square().sum()
+    penalty = net.weight.square().sum()
+    loss.backward()
+    return penalty
+""",
+    "weights that move in a function of the loss's reader": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+def run():
+    loss = net(x @ w).square().sum()
+    with torch.no_grad():
+        net.weight.mul_(0.5)
+    seen = net(x.detach()).sum()
+    loss.backward()
+    return seen
+""",
+    "weights scaled by the forward that reads them": """
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc = nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, x):
+        z = torch.tanh(self.enc(x))
+        with torch.no_grad():
+            self.enc.weight.div_(self.enc.weight.norm(dim=1, keepdim=True))
+        return z @ self.enc.weight.detach()
+tied = Tied()
+
+def run():
+    tied(x @ w).square().sum().backward()
+""",
+    "columns that modules make one after the other": """
+step = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+def run():
+    rows = torch.zeros(3, 3, 2, dtype=torch.float64)
+    rows[:, 0] = (x @ w)[:, :2]
+    for i in range(1, 3):
+        rows[:, i] = rows[:, i - 1] + step(rows[:, i - 1])
+    rows.square().sum().backward()
+""",
+    "arrays that a module and a loss read": """
+import numpy
+net = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
+
+class Batches:
+    def __init__(self):
+        self.given, self.wanted = numpy.zeros((3, 4)), numpy.zeros((3, 4))
+    def __iter__(self):
+        for number in (1.0, 2.0):
+            self.given[:] = number
+            self.wanted[:] = 5 * number
+            yield torch.from_numpy(self.given), torch.from_numpy(self.wanted)
+
+def run():
+    losses = [F.mse_loss(net(given) @ w, wanted) for given, wanted in Batches()]
+    torch.stack(losses).sum().backward()
+""",
+    "an attribute that several lines write": """
+class Cell:
+    def __init__(self):
+        self.state = torch.ones(3, 4, dtype=torch.float64)
+    def step(self, given):
+        self.state *= 0.9
+        self.state += given
+        spike = torch.sigmoid(self.state)
+        self.state.sub_(spike.detach())
+        return spike * self.state
+
+def run():
+    cell = Cell()
+    sum(cell.step(x @ w) for _ in range(3)).sum().backward()
+""",
+    "flags without their names": """
+def run():
+    h = torch.tanh(x @ w)
+    F.relu_(h)
+    h = F.relu(h, True)
+    h = F.dropout(h, 0.0, True, True)
+    (h * 2).sum().backward()
+""",
+    "a buffer that two calls average": """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4, dtype=torch.float64))
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.lerp_(x.abs().mean(0), 0.5)
+        return x
+scaled = Scaled()
+
+def run():
+    h = x @ w
+    y = scaled(h) / scaled.scale
+    (y + scaled(h) + scaled(y)).sum().backward()
+""",
+    "a chain whose later call reads what it has written": """
+def mixed(a):
+    a.mul_(0.5).add_(a[[2, 0, 1]], alpha=0.25)
+    return a
+
+def run():
+    given = torch.ones(3, 4, dtype=torch.float64)
+    first = given @ w
+    (first.square() + mixed(given) @ w).sum().backward()
+""",
+    "weights masked by an object in a function that it calls": """
+net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+
+class Masks:
+    def __init__(self, net):
+        self.layers = [one for one in net if isinstance(one, nn.Linear)]
+        self.masks = [(one.weight.detach() > 0).double() for one in self.layers]
+    def apply(self):
+        for layer, mask in zip(self.layers, self.masks):
+            self.put(layer, mask)
+    def put(self, layer, mask):
+        layer.weight.data.mul_(mask)
+
+def run():
+    masks = Masks(net)
+    loss = net(x @ w).square().sum()
+    masks.apply()
+    net.zero_grad()
+    loss.backward()
+""",
+    "two averages in a row": """
+one, other = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+def follow(target, source):
+    with torch.no_grad():
+        for t, s in zip(target.parameters(), source.parameters()):
+            t.lerp_(s, 0.5)
+
+def run():
+    loss = one(x @ w).square().sum() + other(x @ w).square().sum()
+    follow(one, net)
+    follow(other, net)
+    loss.backward()
+""",
+    "weights restored at the end of a with": """
+import contextlib
+net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+
+@contextlib.contextmanager
+def halved(net):
+    kept = [p.detach().clone() for p in net.parameters()]
+    for p in net.parameters():
+        p.data.mul_(0.5)
+    yield
+    for p, old in zip(net.parameters(), kept):
+        p.data.copy_(old)
+
+def run():
+    with halved(net):
+        loss = net(x @ w).square().sum()
+    print(loss.item())
+    loss.backward()
+""",
+    "weights restored by an object at the end of a with": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+class Swapped:
+    def __init__(self, net, other):
+        self.net, self.other = net, other
+    def swap(self):
+        with torch.no_grad():
+            old = self.net.weight.clone()
+            self.net.weight.copy_(self.other)
+            self.other = old
+    def __enter__(self):
+        self.swap()
+    def __exit__(self, *error):
+        self.swap()
+
+def run():
+    for _ in range(2):
+        net.zero_grad()
+        with Swapped(net, torch.ones(4, 4, dtype=torch.float64)):
+            loss = net(x @ w).square().sum()
+        loss.backward()
+""",
     "a name in a list that an operator is given": """
 class Queue:
     def __init__(self):
@@ -683,6 +930,122 @@ def run():
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
 REFUSED = {
+    "initial values of what has a bias that is no parameter": (
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+        self.bias = None
+
+def run():
+    net = Net()
+    net.bias = (x @ w).sum(0)
+    net.weight.fill_(0.5)
+    net.bias.mul_(2)
+    (net.weight * net.bias).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ w).sum(), [x, w]),
+    ),
+    "a buffer that a region reads again after it was written": (
+        """
+from torch.utils.checkpoint import checkpoint
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4, dtype=torch.float64))
+    def body(self, x):
+        return torch.tanh(x * self.scale)
+    def forward(self, x):
+        y = checkpoint(self.body, x, use_reentrant=False)
+        self.scale.mul_(0.5)
+        return y
+scaled = Scaled()
+
+def run():
+    scaled(x @ w).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(torch.tanh(x @ w).sum(), [x, w]),
+    ),
+    "a weight and a bias of a module that are set": (
+        """
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+class Init:
+    def __init__(self, net):
+        self.net = net
+        self.net.weight.fill_(0.5)
+        self.net.bias.zero_()
+        self.net.bias += 1
+
+def run():
+    Init(net)
+    (net(x @ w)).square().sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((F.linear(x @ w, torch.full_like(w, 0.5)) + 1).square().sum(), [x, w]),
+    ),
+    "scratch that several calls fill": (
+        """
+class Scratch:
+    def __init__(self):
+        self.a, self.b = torch.empty(3, 4, dtype=torch.float64), torch.empty(3, dtype=torch.float64)
+    def reset(self, n):
+        self.b = torch.empty(n, dtype=torch.float64)
+    def __call__(self, h):
+        f = h.new_zeros(3)
+        for _ in range(2):
+            torch.add(h, f.unsqueeze(1), out=self.a)
+            torch.logsumexp(self.a, dim=1, out=self.b)
+            f = f - self.b
+        return f
+
+def run():
+    Scratch()(x @ w).square().sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(_twice_normed(x @ w).square().sum(), [x, w]),
+    ),
+    "a variable that a call fills": (
+        """
+def run():
+    h, out = x @ w, torch.empty(3, 4, dtype=torch.float64)
+    torch.sigmoid(h, out=out)
+    (out * out).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(torch.sigmoid(x @ w).square().sum(), [x, w]),
+    ),
+    "memory that an unpack hook scales each time": (
+        """
+class Codec:
+    def pack(self, t):
+        return t / 3, 3.0
+    def unpack(self, packed):
+        body, scale = packed
+        return body.to(torch.float64).mul_(scale)
+
+def run():
+    codec = Codec()
+    with torch.autograd.graph.saved_tensors_hooks(codec.pack, codec.unpack):
+        y = torch.exp(x @ w)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+""",
+        lambda x, w: [2 * one for one in torch.autograd.grad(torch.exp(x @ w).sum(), [x, w])],
+    ),
+    "memory that an unpack hook scales before it gives it": (
+        """
+def unpack(t):
+    t.mul_(3)
+    return t
+
+def run():
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t / 3, unpack):
+        y = torch.exp(x @ w)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+""",
+        lambda x, w: [2 * one for one in torch.autograd.grad(torch.exp(x @ w).sum(), [x, w])],
+    ),
     "both parts of what was divided": (
         """
 def run():
@@ -818,6 +1181,92 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a buffer that a region also reads by a method": """
+from torch.utils.checkpoint import checkpoint
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4, dtype=torch.float64))
+    def body(self, x):
+        return torch.tanh(x * self.scale + self.factor())
+    def factor(self):
+        return 2 * self.scale
+    def forward(self, x):
+        y = checkpoint(self.body, x, use_reentrant=False)
+        self.scale.mul_(0.5)
+        return y
+scaled = Scaled()
+
+def run():
+    scaled(x @ w).sum().backward()
+""",
+    "weights that an update by hand changes": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+
+def run():
+    loss = net(x @ w).square().sum()
+    grads = torch.autograd.grad(loss, net.parameters(), retain_graph=True)
+    with torch.no_grad():
+        for p, g in zip(net.parameters(), grads):
+            p.copy_(p - 0.1 * g)
+    (loss + net(x @ w).square().sum()).backward()
+""",
+    "scratch that another method reads": """
+class Scratch:
+    def __init__(self):
+        self.a = torch.empty(3, 4, dtype=torch.float64)
+    def last(self):
+        return self.a.sum()
+    def __call__(self, h):
+        torch.exp(h, out=self.a)
+        return self.a * 2
+
+def run():
+    scratch = Scratch()
+    (scratch(x @ w).sum() + scratch.last()).backward()
+""",
+    "scratch that is read before a branch fills it": """
+class Scratch:
+    def __init__(self):
+        self.a = torch.zeros(3, 4, dtype=torch.float64)
+    def __call__(self, h, fresh):
+        if fresh:
+            torch.exp(h, out=self.a)
+        return self.a * 2
+
+def run():
+    Scratch()(x @ w, True).sum().backward()
+""",
+    "memory that an unpack hook scales, which other code calls": """
+kept = []
+def pack(t):
+    kept.append(t / 3)
+    return kept[-1]
+def unpack(t):
+    return t.mul_(3)
+
+def run():
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        y = torch.exp(x @ w)
+    unpack(kept[0])
+    y.sum().backward()
+""",
+    "an attribute that several lines write and others hold": """
+class Cell:
+    def __init__(self):
+        self.state = torch.ones(3, 4, dtype=torch.float64)
+    def step(self, given):
+        self.state *= 0.9
+        self.state += given
+        return torch.sigmoid(self.state) * self.state
+
+def run():
+    cell = Cell()
+    shown = cell.state
+    y = sum(cell.step(x @ w) for _ in range(3))
+    (y + shown).sum().backward()
+""",
     "a graph that is built once before a loop that trains it": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 opt = torch.optim.SGD(net.parameters(), 0.1)
@@ -857,17 +1306,6 @@ def run():
     for name, term in losses.items():
         (2 * term).backward()
         update()
-""",
-    "weights that move in a function of the loss's reader": """
-net = nn.Linear(4, 4, dtype=torch.float64)
-
-def run():
-    loss = net(x @ w).square().sum()
-    with torch.no_grad():
-        net.weight.mul_(0.5)
-    seen = net(x.detach()).sum()
-    loss.backward()
-    return seen
 """,
     "returned by a helper whose argument the caller reads again": """
 def unit_(t):

@@ -1,4 +1,8 @@
-"""Regions of `torch.utils.checkpoint`: run on tensors that no write can reach, and run again as they ran before."""
+"""Regions of `torch.utils.checkpoint`: run on tensors that no write can reach, and run again as they ran before.
+
+Sound where a region that closes over a tensor, or reads it from `self`, is given a copy, and nothing else in the file
+reads that. All other changes are tried.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from collections.abc import Iterator
 from noclobber.mend.change import Change
 from noclobber.mend.own_copies import OWN, copies_of
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cause, Edit
+from noclobber.model.finding import Cause, Cure, Edit
+from noclobber.model.silent import Drift
 from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
-from noclobber.syntax.names import called, dotted, has_stars, in_tuple, keyword, last_name, named, reads
+from noclobber.syntax.names import called, dotted, has_stars, in_tuple, is_stored, keyword, last_name, named, reads
 from noclobber.syntax.tree import File, Function, functions, walk
 from noclobber.syntax.writes import WriteSyntax
 
@@ -70,7 +75,22 @@ def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
                 insert(file, *_end(file, given[-1]), f", {name}.clone()"),
                 *(replace(file, each, short) for each in read if name != short),
             ]
-            yield Change(f"pass the region its own copy of `{name}`", tuple(edits), 1)
+            title = f"pass the region its own copy of `{name}`"
+            yield Change(title, tuple(edits), 1, Cure.CLONE_ARGUMENT, _is_sound(scene, file, region, name))
+
+
+def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str) -> bool:
+    """Return True if a region that is given a copy reads in both runs what it read in the first: nothing but the region
+    and the statements that write mention the name, these stand elsewhere, and no plain value has changed as well."""
+    event, writes = scene.finding.event, scene.writes()
+    if not isinstance(event, Drift) or event.moved or event.raised or event.repeated or not event.writes:
+        return False
+    if any(one.file is not file or one.name != name or region in file.around(one.statement) for one in writes):
+        return False
+    places = {region, *(one.statement for one in writes)}
+    short, lines = name.rpartition(".")[2], {one.statement.lineno for one in writes}
+    mentions = [one for one in named(file.tree) if last_name(one) == short and not is_stored(file, one)]
+    return scene.lines_written(file) <= lines and all(places & set(file.around(one)) for one in mentions)
 
 
 def _given_clones(scene: Scene) -> Iterator[Change]:

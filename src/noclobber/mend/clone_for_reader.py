@@ -5,7 +5,7 @@ the program stay as they are, and so does who shares memory with whom, but for t
 nothing else holds. The gradient passes through the clone.
 
 - An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
-- An argument of a function of PyTorch that is the written tensor, by its name.
+- An argument of a function or a module of PyTorch that is the written tensor, by its name, or the only one that may be.
 - A result: what the expression gives is a clone, so the program writes to that and never to what is saved. An operator
   in place is none, as its result is its input's memory.
 
@@ -19,6 +19,8 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holding import arguments_of, writes_through
+from noclobber.mend.making import MODULES, module_gives_new, module_writes
+from noclobber.mend.own_bytes import SHARES
 from noclobber.mend.resolving import function_called, module_called
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
@@ -193,7 +195,7 @@ def _is_meant(scene: Scene) -> bool:
     found = scene.place("write")
     write = found.statement if found is not None else None
     target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
-    if isinstance(target, ast.Subscript) or finding.save is None:
+    if isinstance(target, ast.Subscript) or finding.save is None or scene.kind != "tensor":
         return False
     places = [(one.op, one.site) for one in written if one.op in _ADDING]
     return bool(places) and (len(set(places)) < len(places) or finding.save.version > 0)
@@ -210,6 +212,8 @@ def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | No
     """Return the operand that a node saves in a field, if the text can clone it there."""
     which = 0 if field in _FIRST else 1 if field in _SECOND else None
     operands = _operands_of(file, save, node)
+    if field == "target" and isinstance(save, ast.Call) and not has_stars(save):
+        which, operands = 0, _targets(file, save)
     if which is None or len(operands) <= which:
         return None
     operand = operands[which]
@@ -238,6 +242,15 @@ def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     return [save.func.value, *save.args]
 
 
+def _targets(file: File, call: ast.Call) -> list[ast.expr]:
+    """The target that a loss of PyTorch is given, a function or a module: its second argument."""
+    made, named = module_called(file, call), keyword(call, "target")
+    of_torch = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in NAMESPACES
+    if not (of_torch if made is None else called(made) in MODULES and called(made).endswith("Loss")):
+        return []
+    return [named.value] if named is not None else call.args[1:2]
+
+
 _RESULT_ALONE = ("result",)
 
 
@@ -261,23 +274,30 @@ def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
 
 
 def _given_to_library(place: Place, scene: Scene) -> list[ast.expr]:
-    """Return the arguments of a function of PyTorch that are the tensor, by its name or that of the write:
-    `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`.
+    """Return the arguments of a function or a module of PyTorch that are the tensor, by its name or that of the write:
+    `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`; or the only argument of a module, for the memory of an
+    array: its weights and what it computes lie elsewhere.
 
     None where another argument may be a view of it, or where the call may write what it is given.
     """
     file, save = place.file, place.node
     if not isinstance(save, ast.Call) or has_stars(save) or writes(save):
         return []
-    if not isinstance(save.func, ast.Attribute) or last_name(save.func.value) not in NAMESPACES:
+    made = module_called(file, save)
+    if made is not None and (not module_gives_new(made) or module_writes(made)):
         return []
+    if made is None and (not isinstance(save.func, ast.Attribute) or last_name(save.func.value) not in NAMESPACES):
+        return []
+    handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
+    if made is not None and handed and all(handed) and scene.kind == "tensor":
+        return save.args if len(save.args) == 1 and not save.keywords else []
     names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
     names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     given = [*save.args, *(one.value for one in save.keywords)]
     parts = [part for one in given for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
     found = [one for one in parts if dotted(base_of(one)) in names]
-    made = [definition(file, base_of(one), save) for one in parts if one not in found]
-    return [] if any(dotted(base_of(one)) in names for one in made if one is not None) else found
+    made_of = [definition(file, base_of(one), save) for one in parts if one not in found]
+    return [] if any(dotted(base_of(one)) in names for one in made_of if one is not None) else found
 
 
 def _is_known_at(write: WriteSyntax, file: File, save: ast.expr) -> bool:

@@ -82,10 +82,12 @@ SOUND: tuple[Mend, ...] = (
     detached,
     reordered,
     put_off,
+    run_alike,
     into_clone,
     written_anew,
     without_flag,
     kept_as_clone,
+    on_copies,
 )
 """Those of them that may give a sound change. A report asks these alone: it is made for each run, also a long one."""
 MOST = 8
@@ -97,13 +99,13 @@ MOST_MORE = 6
 def sound(finding: Finding) -> Change | None:
     """Return the first sound change of a finding, else None.
 
-    None where autograd did not see the write: only its author knows whether it should be part of the gradient. None for
-    memory of a pack hook too: the line that saves says nothing about that memory.
+    None where autograd did not see the write: only its author knows whether it should be part of the gradient. For
+    memory of a pack hook, what the unpack hook gives may be new: the line that saves says nothing about that memory.
     """
-    scene, save = Scene(finding, as_it_ran), finding.save
-    if scene.is_unseen or (save is not None and save.unchecked == "packed"):
+    scene = Scene(finding, as_it_ran)
+    if scene.is_unseen:
         return None
-    first = (next(cure(scene), None) for cure in SOUND)
+    first = (next(cure(scene), None) for cure in ((given_new,) if scene.is_packed else SOUND))
     return next((one for one in first if one is not None and one.is_sound), None)
 
 

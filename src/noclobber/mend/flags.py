@@ -22,12 +22,10 @@ from noclobber.mend.scene import Scene
 from noclobber.mend.seen import holders_at
 from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
-from noclobber.syntax.names import arguments, called, dotted, is_read_again, is_true, keyword
+from noclobber.syntax.names import arguments, called, dotted, is_read_again, keyword
 from noclobber.syntax.tree import File, Place, starts, walk
 from noclobber.syntax.writes import is_flagged, write_at, writes
 
-FLAG_FIRST = {"ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"}
-FLAG_SECOND = {"LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"}
 _OF_OP = {
     "relu_": {"ReLU"}, "hardtanh_": {"ReLU6", "Hardtanh"}, "clamp_": {"ReLU6", "Hardtanh"},
     "leaky_relu_": {"LeakyReLU"},
@@ -133,7 +131,12 @@ def dropped(file: File, call: ast.Call) -> Edit | None:
 
 def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
     """Builders of the module called at a place, the likeliest first, then all of that class, then all there are."""
-    built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if _is_builder(one)]
+    built = [
+        (file, one)
+        for file in scene.files()
+        for one in walk(file.tree, ast.Call)
+        if called(one)[:1].isupper() and is_flagged(one)
+    ]
     classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops()))
     names = {name for place in places for name in modules_called(place)}
     named = [(file, one) for file, one in built if names_of_module(file, one) & names]
@@ -146,16 +149,6 @@ def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
     if not built:
         for place in places:
             yield from _switched_off(place)
-
-
-def _is_builder(call: ast.Call) -> bool:
-    name = called(call)
-    if not name[:1].isupper():
-        return False
-    if is_flagged(call):
-        return True
-    at = 0 if name in FLAG_FIRST else 1 if name in FLAG_SECOND else None
-    return at is not None and len(call.args) == at + 1 and not call.keywords and is_true(call.args[-1])
 
 
 def modules_called(place: Place) -> set[str]:

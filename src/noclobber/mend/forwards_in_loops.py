@@ -26,7 +26,7 @@ from noclobber.syntax.names import (
     names_bound,
     names_used,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, last_line, walk
+from noclobber.syntax.tree import FOR, File, Loop, Place, has_text_of_lines, last_line, walk
 from noclobber.syntax.writes import NAMESPACES, base_of, writes, written_by
 
 _OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
@@ -127,7 +127,7 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
     bound = {name for row in rows for name in _bound(row)}
     above = file.block(loop)
     between = [one for one in above[above.index(rows[0]) : above.index(loop)] if one not in rows]
-    if any(file.own_lines(row) is None or _has_text_of_lines(row) for row in (*rows, loop.body[0])):
+    if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, loop.body[0])):
         return False
     if any(not isinstance(one, ast.Name) for row in rows for target in row.targets for one in _targets(target)):
         return False
@@ -179,11 +179,6 @@ def _is_object_in(loop: Loop, names: set[str]) -> bool:
 
 def _targets(target: ast.expr) -> list[ast.expr]:
     return list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
-
-
-def _has_text_of_lines(row: ast.stmt) -> bool:
-    """Return True if a text of several lines stands in a statement: to move it would change it."""
-    return any(isinstance(one.value, str) and last_line(one) > one.lineno for one in walk(row, ast.Constant))
 
 
 def _computes_anew(file: File, call: ast.Call, models: set[str]) -> bool:

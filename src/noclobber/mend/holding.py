@@ -27,7 +27,7 @@ from noclobber.mend.resolving import forward_of, function_called, module_called
 from noclobber.mend.seen import Holders, are_over, is_over
 from noclobber.syntax.names import called, has_stars, is_stored, last_name, named, names_used
 from noclobber.syntax.tree import WITH, File, Function, Scope, ends, nested, starts, walk, within
-from noclobber.syntax.writes import is_namespace, is_number
+from noclobber.syntax.writes import is_flagged, is_namespace, is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -496,7 +496,7 @@ def _is_written(file: File, name: ast.Name) -> bool:
         return above.arg == "out"
     if not call.args or node is not call.args[0]:
         return False
-    flagged = any(one.arg == "inplace" and not _is_false(one.value) for one in call.keywords)
+    flagged = is_flagged(call) or any(one.arg == "inplace" and not _is_false(one.value) for one in call.keywords)
     return flagged or called(call).rstrip("_") != called(call) or _is_in_place(file, call)
 
 

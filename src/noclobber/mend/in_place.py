@@ -6,14 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.flags import FLAG_FIRST, FLAG_SECOND, modules_called, names_of_module
+from noclobber.mend.flags import modules_called, names_of_module
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
 from noclobber.model.hints import Opportunity
 from noclobber.syntax.in_place import in_place, with_flag
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import File, Place, walk
-from noclobber.syntax.writes import is_flagged
+from noclobber.syntax.writes import FLAG_AT, is_flagged
 
 
 def written_in_place(scene: Scene) -> Iterator[Change]:
@@ -42,6 +42,5 @@ def _flagged(scene: Scene, place: Place, name: str) -> Iterator[Change]:
 
 
 def _with_flag(file: File, call: ast.Call) -> Edit | None:
-    name = called(call)
-    most = 0 if name in FLAG_FIRST else 1 if name in FLAG_SECOND else len(call.args)
+    most = FLAG_AT.get(called(call), len(call.args))
     return with_flag(file, call) if len(call.args) <= most and not is_flagged(call) else None

@@ -7,15 +7,16 @@ that no statement in between reads what is written, by any name. That is known o
 - what prints numbers and tensors, or binds them to a name, or appends them to a list. Each tensor that is read there is
   held by one name of the function and by nothing else, and the write does not mention that name.
 
-The write in turn may not depend on what the statements in between change: on a gradient, or on a name that they bind.
-So the change is sound for weights, whose writes are part of no graph, where the statement makes all writes that were
-seen. Tried is the same for what is no weight.
+The write in turn may not depend on what the statements in between change: on a gradient, which what it calls in the
+program's files may read too, or on a name that they bind. So the change is sound for weights, whose writes are part of
+no graph, where the statement makes all writes that were seen, by itself or by what it calls. The end of a `with` that
+writes waits in another way: the statements go into the block. Tried is the same for what is no weight.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change
@@ -24,12 +25,12 @@ from noclobber.mend.making import BUILTINS, KEEPING_NOTHING, METHODS, is_functio
 from noclobber.mend.resolving import module_called
 from noclobber.mend.scene import Scene
 from noclobber.mend.steps import together
-from noclobber.model.finding import Cure
+from noclobber.model.events import Write
+from noclobber.model.finding import Cure, Edit
 from noclobber.model.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
-from noclobber.syntax.names import called, dotted
-from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk
-from noclobber.syntax.writes import WriteSyntax
+from noclobber.syntax.names import UNRECORDING, called, dotted
+from noclobber.syntax.tree import FUNCTION, WITH, File, Place, functions, has_text_of_lines, last_line, walk
 
 _LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await, *FUNCTION)
 """What changes its meaning, or cannot stand, in another place."""
@@ -42,32 +43,88 @@ def put_off(scene: Scene) -> Iterator[Change]:
         return
     cost = 1 if scene.kind == "parameter" or scene.drifts else 4
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
+    for one in dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)]):
+        yield from _put_off(scene, read, one, cost)
+
+
+def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
+    """What stands in the function of the backward and makes a write, or leads to it by the calls that were seen."""
+    sites = [site for one in scene.finding.writes for site in (*one.calls, one.site) if site is not None]
+    for place in map(scene.at, sites):
+        if place is not None and place.file is read.file and place.file.scope(place.node) is read.file.scope(read.row):
+            yield place.node
+
+
+def _calls_of_writers(scene: Scene, read: Place) -> Iterator[ast.AST]:
+    """The same by the text alone: calls of the functions that write, by their names."""
+    scope = read.file.scope(read.row)
     for write in scene.writes():
-        yield from _put_off(scene, read, write, cost)
+        writer = write.file.scope(write.statement)
+        if writer is scope:
+            yield write.statement
+        elif isinstance(writer, FUNCTION):
+            yield from (one for one in walk(scope, ast.Call) if called(one) == writer.name)
 
 
-def _put_off(scene: Scene, read: Place, write: WriteSyntax, cost: int) -> Iterator[Change]:
-    file, scope, target = read.file, read.file.scope(read.row), list[ast.AST]([write.statement])
-    writer = write.file.scope(write.statement)
-    if writer is not scope and isinstance(writer, FUNCTION):
-        target = [one for one in walk(scope, ast.Call) if called(one) == writer.name]
-        if _reads_gradients(writer):
-            return
-    elif write.file is not file:
+def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[Change]:
+    file = read.file
+    rows, first, second = together(file, target, read.row)
+    if not rows or first >= second:
         return
-    for one in target:
-        rows, first, second = together(file, one, read.row)
-        if not rows or first >= second or not _may_wait(file, rows[first], rows[first + 1 : second + 1]):
-            continue
-        last = _last_backward(file, rows, first, second)
-        if file.own_lines(rows[first]) is None or file.own_lines(rows[last]) is None:
-            continue
-        lines = lines_of(file, rows[first])
-        put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
-        own = range(rows[first].lineno, last_line(rows[first]) + 1)
-        is_sound = scene.is_clobber and scene.kind == "parameter" and scene.lines_written(file) <= set(own)
-        edits = (whole_lines(file, *lines), put)
-        yield Change("make this change after the backward", edits, cost, Cure.LATER, is_sound and not scene.steps())
+    first, end = _alike(rows, first)
+    moved, is_sound = rows[first:end], scene.is_clobber and scene.kind == "parameter" and not scene.steps()
+    block = target if isinstance(target, WITH) else None
+    heads = [one.context_expr for one in block.items] if block is not None else moved
+    if end > second or (block is not None and len(heads) > 1):
+        return
+    passed = _passed(scene, file, heads, rows[end:], rows[second])
+    if not passed or any(file.own_lines(one) is None for one in (*moved, passed[-1])):
+        return
+    if block is None:
+        lines, title = (lines_of(file, moved[0])[0], last_line(moved[-1])), "make this change after the backward"
+        put = insert(file, *file.end_of_line(last_line(passed[-1])), "\n" + text_of_lines(file, *lines))
+        is_sound &= _makes_all(scene, file, lambda node: any(row in (node, *file.around(node)) for row in moved))
+        yield Change(title, (whole_lines(file, *lines), put), cost, Cure.LATER, is_sound)
+    elif edits := _taken_in(file, block, passed):
+        title = "run the backward inside this `with`, whose end makes the change"
+        is_sound &= _makes_all(scene, file, lambda node: node is block)
+        yield Change(title, edits, cost, Cure.LATER, is_sound)
+
+
+def _alike(rows: list[ast.stmt], at: int) -> tuple[int, int]:
+    """Where the statements begin and end that call the same as one of a block, right above and below it: two targets
+    may be averaged in a row."""
+    name = called(_value(rows[at]))
+    first, end = at, at + 1
+    while name and first and called(_value(rows[first - 1])) == name:
+        first -= 1
+    while name and end < len(rows) and called(_value(rows[end])) == name:
+        end += 1
+    return first, end
+
+
+def _value(row: ast.stmt) -> ast.expr | None:
+    return row.value if isinstance(row, ast.Expr) else None
+
+
+def _taken_in(file: File, block: ast.With | ast.AsyncWith, rows: list[ast.stmt]) -> tuple[Edit, ...]:
+    """The statements below a `with` block as the last ones of the block; empty where that cannot be done."""
+    outer, inner = file.indent(block), file.indent(block.body[0])
+    numbers = [number for row in rows for number in range(lines_of(file, row)[0], last_line(row) + 1)]
+    if outer is None or inner is None or any(map(has_text_of_lines, rows)):
+        return ()
+    return tuple(insert(file, number, 1, inner.removeprefix(outer)) for number in numbers if file.line(number).strip())
+
+
+def _makes_all(scene: Scene, file: File, is_there: Callable[[ast.AST], bool]) -> bool:
+    """Return True if every write of the finding was made in a place, or by a call that was seen to begin there."""
+    last: Write | None = None
+    for one in scene.finding.writes:
+        last = one if one.calls or last is None or one.site != last.site else last
+        places = [scene.at(site) for site in (*last.calls, one.site) if site is not None]
+        if not any(is_there(place.node) for place in places if place is not None and place.file is file):
+            return False
+    return True
 
 
 def hook_later(scene: Scene) -> Iterator[Change]:
@@ -83,20 +140,24 @@ def hook_later(scene: Scene) -> Iterator[Change]:
                 yield Change("register the hook after the write", (gone, put), 3, Cure.LATER)
 
 
-def _last_backward(file: File, rows: list[ast.stmt], first: int, second: int) -> int:
-    """Where the last backward stands that the write may wait for: a row of the block, from the second on."""
-    last = second
-    for number in range(second + 1, len(rows)):
-        if not _may_wait(file, rows[first], rows[second + 1 : number + 1]):
+def _passed(
+    scene: Scene, file: File, heads: Sequence[ast.AST], below: list[ast.stmt], read: ast.stmt
+) -> list[ast.stmt]:
+    """The statements below a write to the last backward that it may wait for; none if that stands above the one that
+    reads."""
+    last = 0
+    for number, row in enumerate(below, 1):
+        if not all(_may_wait(scene, file, one, below[:number]) for one in heads):
             break
-        if any(called(one) == "backward" for one in walk(rows[number], ast.Call)):
+        if row is read or (last and any(called(one) == "backward" for one in walk(row, ast.Call))):
             last = number
-    return last
+    return below[:last]
 
 
-def _may_wait(file: File, write: ast.stmt, between: list[ast.stmt]) -> bool:
-    """Return True if a statement does the same below these others, and they do the same above it."""
-    if next(walk(write, *_LEAVING), None) is not None or _reads_gradients(write):
+def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt]) -> bool:
+    """Return True if a statement, or the head of a `with`, does the same below these others, and they do the same above
+    it."""
+    if next(walk(write, *_LEAVING), None) is not None or _uses_gradients(scene, write):
         return False
     used = {one.id for one in walk(write, ast.Name)}
     bound = {one.id for row in between for one in walk(row, ast.Name) if not isinstance(one.ctx, ast.Load)}
@@ -106,8 +167,16 @@ def _may_wait(file: File, write: ast.stmt, between: list[ast.stmt]) -> bool:
     return all(_passes(file, row, used) for row in between)
 
 
-def _reads_gradients(node: ast.AST) -> bool:
-    return any(one.attr == "grad" for one in walk(node, ast.Attribute))
+def _uses_gradients(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> bool:
+    """Return True if a statement reads or changes gradients, or steps, by its text or that of what it calls in the
+    program's files, by name."""
+    names = {called(one) for one in walk(node, ast.Call)} - known
+    if any(one.attr == "grad" for one in walk(node, ast.Attribute)):
+        return True
+    if any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names):
+        return True
+    made = (one for file in scene.files() for one in (*functions(file.tree), *walk(file.tree, ast.ClassDef)))
+    return any(_uses_gradients(scene, one, known | names) for one in made if one.name in names)
 
 
 def _appended_to(row: ast.AST) -> Iterator[ast.expr]:

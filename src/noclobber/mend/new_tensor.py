@@ -26,14 +26,15 @@ from noclobber.mend.holding import holds_alone, keeps_nothing, root_of, writes_t
 from noclobber.mend.placing import may_be_kept, place_written
 from noclobber.mend.returned import returning
 from noclobber.mend.scene import Scene
-from noclobber.mend.seen import Holders, are_over, holders_at, is_seen_here_only
+from noclobber.mend.seen import are_over, holders_at, is_seen_here_only
 from noclobber.mend.steps import together
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import RANDOM_FILLS, TWIN_IS_VIEW
 from noclobber.model.silent import Drift
+from noclobber.model.units import listed
 from noclobber.syntax.edits import cloned_before, remove, replace
-from noclobber.syntax.names import arguments, called, dotted, keyword, last_name, names_used, reads
+from noclobber.syntax.names import arguments, called, dotted, is_stored, keyword, last_name, named, names_used
 from noclobber.syntax.tree import WITH, File, Place, last_line, starts, walk, within
 from noclobber.syntax.writes import (
     Form,
@@ -64,7 +65,7 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         yield found
     writes, together = scene.writes(), list[Edit]()
     for write in writes:
-        yield from _held_by_name(write)
+        yield from _held_by_name(scene, write)
         given = write.call is not None and keyword(write.call, "out") is not None
         if scene.is_refused and not (given or is_seen_here_only(write)):
             continue
@@ -159,24 +160,59 @@ def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
         yield f"torch.empty_like({target}).{op}({', '.join(values)})"
 
 
-def _held_by_name(write: WriteSyntax) -> Iterator[Change]:
+def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     """`f(a, out=self.t)` and what then reads `self.t`, as `t = f(a)`: where no other function reads that attribute.
 
     Bound to the attribute, the result would keep its graph alive, and make of a buffer what cannot be copied;
-    so it comes before all others.
+    so it comes before all others. PyTorch would refuse the other calls into `out=` next, so they change with it. That
+    is sound, as the refused calls never gave anybody a value.
     """
-    file, statement, name = write.file, write.statement, write.name
-    short, edits = name.removeprefix("self."), out_of_place(write)
-    is_plain = isinstance(statement, ast.Expr) and statement.value is write.call and name == f"self.{short}"
-    if not is_plain or "." in short or not edits or not edits[0].replacement.startswith(f"{name} = "):
+    if write.call is None or keyword(write.call, "out") is None:
         return
-    scope, end = file.scope(statement), last_line(statement)
-    after = [one for one in reads(name, scope, file) if one.lineno > end]
-    others = [one for one in reads(name, file.tree, file) if one not in after and one is not write.target]
-    if after and not others and not any(True for _ in reads(short, scope, file)):
-        bound = Edit(edits[0].span, edits[0].replacement.removeprefix("self."))
-        changed = (bound, *edits[1:], *(replace(file, one, short) for one in after))
-        yield Change(f"hold the result as `{short}`", changed, -1, Cure.OUT_OF_PLACE)
+    rows = _refused_alike(write.file, write.statement, write) if scene.is_refused else []
+    filling = [write, *(write_at(Place(write.file, _part_of(one))) for one in rows)]
+    edits, names = list[Edit](), list[str]()
+    for name in dict.fromkeys(one.name for one in filling):
+        found = _in_name(write.file, name, [one for one in filling if one.name == name])
+        if not found:
+            return
+        edits += found
+        names.append(name.removeprefix("self."))
+    if scene.is_refused or names[0] != write.name:
+        texts = listed([f"`{one}`" for one in names])
+        title = f"take the result as a new tensor: {texts}"
+        yield Change(title, tuple(edits), -1, Cure.OUT_OF_PLACE, is_sound=scene.is_refused)
+
+
+def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
+    """The edits by which a plain name holds what calls fill, a variable or an attribute of `self`; empty where anything
+    but what follows the first call, in its block or below, reads that."""
+    first, short = min(filling, key=lambda one: starts(one.statement)), name.removeprefix("self.")
+    scope, edits = file.scope(first.statement), [out_of_place(one) for one in filling]
+    if any(not one or not one[0].replacement.startswith(f"{name} = ") for one in edits) or "." in short:
+        return []
+    own = [one for one in named(scope) if dotted(one) == name and one not in [each.target for each in filling]]
+    block = file.block(first.statement)
+    below = block[block.index(first.statement) + 1 :]
+    after = [one for one in own if any(row in (one, *file.around(one)) for row in below) and file.scope(one) is scope]
+    if name == short:
+        bound = [one for one in own if is_stored(file, one)]
+        return (
+            []
+            if loses_write(first) or [*bound, *after] != own or not bound
+            else [one for each in edits for one in each]
+        )
+    elsewhere = (one for one in walk(file.tree, ast.Attribute) if one.attr == short and one not in own)
+    if any(not is_stored(file, one) for one in elsewhere if one not in [each.target for each in filling]):
+        return []
+    if (
+        after != own
+        or any(is_stored(file, one) for one in own)
+        or any(one.id == short for one in walk(scope, ast.Name))
+    ):
+        return []
+    bound_anew = [Edit(one.span, one.replacement.removeprefix("self.")) for each in edits for one in each]
+    return [*bound_anew, *(replace(file, one, short) for one in after)]
 
 
 def _sound(scene: Scene) -> Change | None:
@@ -190,7 +226,7 @@ def _sound(scene: Scene) -> Change | None:
     file, write = place.file, place.statement
     holders, target = holders_at(scene.finding, file, write), write_at(Place(file, _part_of(write))).target
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
-        found = _put_anew(scene, file, write, held, holders)
+        found = _put_anew(scene, file, write, held)
         return _with_those_refused_next(file, write, found)
     name = _name_written(file, write)
     if holders is None and scene.is_refused:
@@ -264,13 +300,26 @@ def _bound(name: str, edits: list[Edit], *, cloned: bool) -> Change:
     return Change(title, tuple(edits), 2 if cloned else 1, cure, is_sound=True)
 
 
-def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr, holders: Holders) -> Change | None:
-    """The same for an attribute or an item that was seen to hold the tensor."""
-    name, in_mode = file.source(held), any(isinstance(one, WITH) for one in file.around(write))
-    if in_mode or scene.lines_written(file) != {write.lineno} or may_be_kept(file, held, write):
+def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Change | None:
+    """The same for an attribute or an item that was seen to hold the tensor, at each line that writes through it."""
+    name, lines = file.source(held), scene.lines_written(file)
+    rows = [one for one in walk(file.tree, ast.stmt) if one.lineno in lines and not hasattr(one, "body")]
+    if write not in rows or lines != {one.lineno for one in rows}:
         return None
-    edit, clones = _edit(scene, file, write, name) if are_over(file, name, write, holders) else (None, False)
-    return _bound(name, [edit], cloned=clones) if edit is not None else None
+    edits, cloned = list[Edit](), False
+    for one in rows:
+        holders, target = holders_at(scene.finding, file, one), write_at(Place(file, _part_of(one))).target
+        place = place_written(file, target, holders) if holders is not None and target is not None else None
+        if place is None or holders is None or file.source(place) != name or not are_over(file, name, one, holders):
+            return None
+        if any(isinstance(each, WITH) for each in file.around(one)) or may_be_kept(file, place, one):
+            return None
+        edit, clones = _edit(scene, file, one, name)
+        if edit is None:
+            return None
+        edits.append(edit)
+        cloned |= clones
+    return _bound(name, edits, cloned=cloned)
 
 
 def _edit(scene: Scene, file: File, write: ast.stmt, name: str) -> tuple[Edit | None, bool]:

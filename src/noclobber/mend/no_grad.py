@@ -19,11 +19,11 @@ from functools import partial
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holding import arguments_of
 from noclobber.mend.resolving import bound_to
-from noclobber.mend.scene import Scene
+from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure
 from noclobber.syntax.edits import insert, under_no_grad
-from noclobber.syntax.names import called, is_untracked, last_name, returns_value
+from noclobber.syntax.names import called, is_stored, is_untracked, last_name, returns_value
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk, within
 from noclobber.syntax.updates import is_of_gradients
 from noclobber.syntax.writes import WriteSyntax, write_at, writes
@@ -107,8 +107,24 @@ def _sets_leaf(file: File, row: ast.stmt) -> bool:
     if hasattr(row, "body"):
         return False
     write = write_at(Place(file, row))
-    made = bound_to(file, write.base, row) if write.base is not None else None
-    return called(made) == "Parameter" and _sets(file, write.name, row)
+    return (
+        write.base is not None
+        and not hides(write.target)
+        and _is_parameter(file, write.base, row)
+        and _sets(file, write.name, row)
+    )
+
+
+def _is_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
+    """Whether a name is bound to an `nn.Parameter`, or is the `weight` or `bias` of something, and the file binds no
+    such attribute to anything else."""
+    if called(bound_to(file, base, where)) == "Parameter":
+        return True
+    if not isinstance(base, ast.Attribute) or base.attr not in ("weight", "bias") or last_name(base.value) == "self":
+        return False
+    stored = (one for one in walk(file.tree, ast.Attribute) if one.attr == base.attr and is_stored(file, one))
+    rows = [file.statement(one) for one in stored]
+    return all(isinstance(one, ast.Assign) and called(one.value) == "Parameter" for one in rows)
 
 
 def _is_update(file: File, write: ast.stmt) -> bool:

@@ -15,7 +15,8 @@ from noclobber.syntax.tree import File, functions, walk
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
 _EXPANDS_ALL = (*_EXPANDS, "broadcast_tensors", "meshgrid")
-_SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
+SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
+"""What gives a tensor on the memory of an array."""
 
 
 def expanded(scene: Scene) -> Iterator[Change]:
@@ -39,13 +40,13 @@ def not_shared(scene: Scene) -> Iterator[Change]:
     """`torch.from_numpy(buf)` with `.clone()`, and `.numpy()` with `.copy()`, where the memory is handed over."""
     for place in scene.places("create") if scene.is_foreign else ():
         for one in [place.node] if isinstance(place.node, ast.Call) else walk(place.row, ast.Call):
-            if called(one) in _SHARES:
+            if called(one) in SHARES:
                 yield Change("give the tensor its own bytes", (append(place.file, one, ".clone()"),), 1)
             elif called(one) in ("numpy", "__array__"):
                 yield Change("give numpy a copy", (append(place.file, one, ".copy()"),), 1)
     for file in scene.files() if scene.is_foreign else ():
         for one in walk(file.tree, ast.Call):
-            if called(one) in _SHARES:
+            if called(one) in SHARES:
                 yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
 
 

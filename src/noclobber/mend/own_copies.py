@@ -1,15 +1,36 @@
-"""Call a module on copies of the weights or buffers that something overwrites."""
+"""Call a module on copies of the weights or buffers that something overwrites.
+
+Sound for the weights of a module that the line calls, where other code than a step or an update by gradients overwrites
+them: an update by hand may mean that the forward runs again. The gradient is that of the weights that the forward has
+read, and flows through the copies to them. The module is one of a library, as the save is at its call, and its name
+leads to the weight in the name of that. What shards, synchronises or compiles a module reads them in its own way.
+
+Tried is the same for buffers, and for any module; and a copy of one that another process writes.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.scene import Scene
+from noclobber.model.finding import Cure
 from noclobber.syntax.edits import before, replace
-from noclobber.syntax.names import dotted, has_stars, in_tuple, names_used
-from noclobber.syntax.tree import File
+from noclobber.syntax.names import (
+    UNRECORDING,
+    called,
+    definition,
+    dotted,
+    has_stars,
+    in_tuple,
+    last_name,
+    named,
+    names_used,
+)
+from noclobber.syntax.tree import FOR, File, functions
+from noclobber.syntax.writes import WriteSyntax, chain, writes
 
 OWN = {"parameter": "parameters", "buffer": "buffers"}
 """By the kind of a tensor that a module keeps, what it has several of."""
@@ -40,8 +61,41 @@ def on_copies(scene: Scene) -> Iterator[Change]:
         names = [one for one in ("copies", f"{net.rpartition('.')[2]}_copies") if one not in used]
         named = before(file, call, f"{names[0]} = {copies}") if names and _runs_once(file, call) else None
         text = f"torch.func.functional_call({net}, {names[0] if named else copies}, {given})"
-        edits = (*([named] if named else []), replace(file, call, text))
-        yield Change(f"call `{net}` on copies of its {what}", edits, LAST_RESORT)
+        edits, is_sound = (*([named] if named else []), replace(file, call, text)), _is_sound(scene, file, call)
+        yield Change(f"call `{net}` on copies of its {what}", edits, LAST_RESORT, Cure.CLONE_FOR_READER, is_sound)
+
+
+_ELSEWHERE = re.compile(r"\b(DistributedDataParallel|DDP|FSDP|fully_shard|compile|jit)\b")
+"""Names of what reads weights from other places than the attributes of a module."""
+
+
+def _is_sound(scene: Scene, file: File, call: ast.Call) -> bool:
+    """Return True if the weights of a module that a call runs may be copies, as the head of this file says."""
+    net = last_name(call.func)
+    if not scene.is_clobber or scene.kind != "parameter" or scene.steps() or _ELSEWHERE.search(file.text):
+        return False
+    if not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE) or f".{net}." not in f".{scene.name}":
+        return False
+    if any(one.name == net for one in functions(file.tree)) or any(one.site is None for one in scene.finding.writes):
+        return False
+    return scene.writes() != [] and not any(map(_is_by_gradients, scene.writes()))
+
+
+def _is_by_gradients(write: WriteSyntax) -> bool:
+    """Whether a write may be an update: it adds something, or it, what its loops go through, or what these names are
+    bound to, reads gradients."""
+    file, found = write.file, write.statement
+    lowest = next((one for one in reversed(chain(write.call)) if writes(one)), None)
+    if called(lowest) in ("add_", "sub_", "addcmul_", "addcdiv_") or isinstance(getattr(found, "op", None), _ADDING):
+        return True
+    heads = [one.iter for one in file.loops(found) if isinstance(one, FOR)]
+    nodes = [each for one in (found, *heads) for each in named(one)]
+    made = [value for one in nodes if (value := definition(file, one, found)) is not None]
+    nodes += [each for one in made for each in named(one)]
+    return any("grad" in last_name(one) and last_name(one) not in UNRECORDING for one in nodes)
+
+
+_ADDING = (ast.Add, ast.Sub)
 
 
 def local_copy(scene: Scene) -> Iterator[Change]:

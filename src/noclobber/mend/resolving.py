@@ -9,6 +9,8 @@ from noclobber.syntax.tree import File, Scope, within
 
 _UNKNOWN = ("register_forward", "register_module_forward", ".inplace", "setattr(")
 """What lets a program see what any module is given and gives, or make modules other than they were built."""
+_OF_MODULES = ("to", "cuda", "cpu", "double", "float", "half", "bfloat16", "eval", "train", "requires_grad_")
+"""Methods that give the module that they are called on."""
 _PLAIN = ("staticmethod", "no_grad", "enable_grad")
 """Decorators that leave a function what it is."""
 
@@ -20,14 +22,23 @@ def module_called(file: File, call: ast.Call) -> ast.Call | None:
 
 
 def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
-    return None if any(words in file.text for words in _UNKNOWN) else bound_to(file, callee, where)
+    """What makes a module: `nn.Linear(2, 3)` also for `nn.Linear(2, 3).to(device)`."""
+    made = None if any(words in file.text for words in _UNKNOWN) else bound_to(file, callee, where)
+    while called(made) in _OF_MODULES and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
+        if not isinstance(made.func.value, ast.Call):
+            return None
+        made = made.func.value
+    return made
 
 
 def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
-    """Return the only call that a name or attribute of `self` is bound to; None if that is not certain."""
+    """Return the only call that a name or attribute of `self` is bound to; None if that is not certain.
+
+    `t += 1` is no other binding: a tensor is written, and what else has calls here has no `+=`.
+    """
     if not isinstance(callee, (ast.Attribute, ast.Name)):
         return None
-    bound = _bindings(file, callee, where)
+    bound = [one for one in _bindings(file, callee, where) if not isinstance(one, ast.AugAssign)]
     found = bound[0] if len(bound) == 1 else None
     value = found.value if isinstance(found, (ast.Assign, ast.AnnAssign)) else None
     target = found.targets[0] if isinstance(found, ast.Assign) else None

@@ -5,6 +5,7 @@ Sound because no other code should see these writes: autograd gives gradients an
 refused write never happened. The function itself computes with the new tensor.
 - In a `backward`, the name is bound to the new tensor; no other name of the function may hold the old one.
 - `return x.add_(1)`, and the same as the body of a lambda or a list, gives the new tensor in place of the written one.
+  So it does in an unpack hook, which the engine calls once for each backward.
 
 Tried is the same in any hook: one that ends in the write returns the new gradient.
 """
@@ -21,16 +22,18 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import GradientWrite
 from noclobber.syntax.edits import after, cloned_before, replace
-from noclobber.syntax.names import parameters, returns_value
-from noclobber.syntax.tree import FUNCTION, Place
+from noclobber.syntax.names import called, last_name, named, parameters, returns_value
+from noclobber.syntax.tree import FUNCTION, File, Place
 from noclobber.syntax.writes import (
     WriteSyntax,
     chain,
     expression,
     has_twin,
     out_of_place,
+    reads_between,
     without_underscores,
     write_at,
+    writes,
 )
 
 
@@ -55,7 +58,7 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
     """`g = g * k` for `g.mul_(k)` in a `backward`, and the same for each other write to `g` there."""
     file, statement = write.file, write.statement
     target: ast.expr | None = None
-    if scene.is_refused or not _in_backward(write):
+    if scene.is_refused or not (_in_backward(write) or (scene.is_packed and _unpacks(file, write.node))):
         return None
     if isinstance(statement, ast.AugAssign):
         target = statement.target
@@ -81,20 +84,36 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     """`return x.sub_(m).div_(s)`: each call of the row without its underscore."""
     file, call, event = write.file, write.node, scene.finding.event
     refused = isinstance(event, Refusal) and scene.finding.code in _REFUSED
-    if not isinstance(call, ast.Call) or not (refused or isinstance(event, GradientWrite)):
+    given = isinstance(event, GradientWrite) or (scene.is_packed and _unpacks(file, call))
+    if not isinstance(call, ast.Call) or not (refused or given):
         return None
     outer: ast.AST = call
     while isinstance(file.above[outer], (ast.Attribute, ast.Call)):
         outer = file.above[outer]
     if not isinstance(outer, ast.Call) or not isinstance(file.above[outer], (ast.Return, ast.Lambda, ast.ListComp)):
         return None
-    calls = chain(outer) or [outer]
-    if not all(map(has_twin, calls)):
+    calls = [one for one in chain(outer) or [outer] if writes(one)]
+    if not calls or not all(map(has_twin, calls)) or reads_between(calls):
         return None
-    alone = expression(file, outer) if len(calls) == 1 else None
+    alone = expression(file, outer) if calls == [outer] else None
     edit = replace(file, outer, alone or without_underscores(file, outer, calls))
     title = "give a new tensor instead of writing into this one"
     return Change(title, (edit,), 1, Cure.OUT_OF_PLACE, is_sound=True)
+
+
+def _unpacks(file: File, node: ast.AST) -> bool:
+    """Whether a node stands in what the file gives `saved_tensors_hooks` to unpack, and mentions nowhere else."""
+    scope = file.scope(node)
+    if isinstance(scope, ast.Lambda):
+        hooks = file.above[scope]
+        return isinstance(hooks, ast.Call) and called(hooks) == "saved_tensors_hooks" and hooks.args[1:] == [scope]
+    name = scope.name if isinstance(scope, FUNCTION) else ""
+    mentions = [one for one in named(file.tree) if name and last_name(one) == name]
+    above = [file.above[one] for one in mentions]
+    return bool(mentions) and all(
+        isinstance(hooks, ast.Call) and called(hooks) == "saved_tensors_hooks" and hooks.args[1:] == [one]
+        for one, hooks in zip(mentions, above, strict=True)
+    )
 
 
 def _new_gradient(write: WriteSyntax) -> Iterator[Change]:

@@ -11,7 +11,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Role
 from noclobber.model.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
-from noclobber.model.source import Owner, owner_of, source_text
+from noclobber.model.source import Owner, Site, owner_of, source_text
 from noclobber.syntax.names import optimizer_of
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
@@ -53,6 +53,12 @@ class Scene:
             if file is not None and isinstance(node, Placed):
                 found.append(Place(file, node))
         return found
+
+    def at(self, site: Site) -> Place | None:
+        """The place of a site."""
+        file = self.file(site.code.co_filename)
+        node = file.at(site.span()) if file is not None else None
+        return Place(file, node) if file is not None and isinstance(node, Placed) else None
 
     def place(self, role: Role) -> Place | None:
         """The place of the first label of a role."""
@@ -127,6 +133,11 @@ class Scene:
     def is_foreign(self) -> bool:
         """Whether code that torch does not see wrote the bytes."""
         return self.finding.code == "NC202"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the bytes are what the program's pack hook returned, and not those of the saved tensor."""
+        return self.finding.save is not None and self.finding.save.unchecked == "packed"
 
     @property
     def is_unseen(self) -> bool:

@@ -93,5 +93,6 @@ def _with(finding: Finding, one: Change | None, together: tuple[Edit, ...] | Non
     # The words that say the same go, and what comes next is another way.
     same = next((own for own in said.suggestions if own.cure is one.cure), None)
     others = [own for own in said.suggestions if own is not same]
-    others[:1] = [replace(own, message=f"or {own.message.removeprefix('or ')}") for own in others[:1]]
+    if others and not others[0].message.startswith(("or ", "or, ")):
+        others[0] = replace(others[0], message=f"or {others[0].message}")
     return replace(finding, suggestions=(Suggestion(one.title, edits, one.cure), *others))

@@ -9,6 +9,8 @@ from noclobber.model.operators import UNTRACKED
 from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, last_line, walk
 
 Name = ast.Name | ast.Attribute
+UNRECORDING = ("no_grad", "enable_grad", "set_grad_enabled", "is_grad_enabled", "requires_grad", "requires_grad_")
+"""Names of what says whether gradients are recorded, and touches none."""
 
 
 def dotted(node: ast.AST | None) -> str:

@@ -49,8 +49,15 @@ NAMESPACES = ("torch", "F", "functional")
 """The last name of what holds functions that take the tensor first and have a twin."""
 _NO_TENSORS = (*NAMESPACES, "nn", "init", "utils", "math", "np", "numpy")
 """The first name of what is no tensor: `torch.nn.init.ones_` has no twin that returns another."""
-_FLAG_SECOND = ("relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid")
-"""Functions whose second argument is `inplace`."""
+FLAG_AT = {
+    **dict.fromkeys(("ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"), 0),
+    **dict.fromkeys(("LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"), 1),
+    **dict.fromkeys(("Hardtanh", "Threshold", "RReLU"), 2),
+    **dict.fromkeys(("relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"), 1),
+    **dict.fromkeys(("leaky_relu", "elu", "celu"), 2),
+    **dict.fromkeys(("hardtanh", "threshold", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), 3),
+}
+"""The place of the argument `inplace` of modules and functions."""
 
 
 class Form(Enum):
@@ -137,9 +144,12 @@ def is_namespace(owner: ast.expr) -> bool:
 
 
 def is_flagged(call: ast.Call) -> bool:
-    """Whether a call has `inplace=True`."""
-    flag = keyword(call, "inplace")
-    return flag is not None and is_true(flag.value)
+    """Whether a call has `inplace=True`, or `True` in its place: `nn.ReLU(True)`, `F.relu(x, True)`."""
+    flag, at = keyword(call, "inplace"), FLAG_AT.get(called(call))
+    if flag is not None or at is None:
+        return flag is not None and is_true(flag.value)
+    is_known = called(call)[:1].isupper() or (isinstance(call.func, ast.Attribute) and is_namespace(call.func.value))
+    return is_known and len(call.args) == at + 1 and is_true(call.args[at])
 
 
 def chain(call: ast.AST | None) -> list[ast.Call]:
@@ -151,6 +161,13 @@ def chain(call: ast.AST | None) -> list[ast.Call]:
         calls.append(call)
         call = call.func.value
     return calls
+
+
+def reads_between(calls: list[ast.Call]) -> bool:
+    """`t.mul_(2).add_(t)`: whether a later call of a chain is given what an earlier one has written."""
+    names = {last_name(base_of(written_by(one))) for one in calls[-1:]} - {""}
+    given = [each for one in calls[:-1] for each in (*one.args, *one.keywords)]
+    return any(last_name(one) in names for each in given for one in walk(each, ast.Name, ast.Attribute))
 
 
 def base_of(target: ast.AST | None) -> ast.expr | None:
@@ -197,7 +214,7 @@ def out_of_place(write: WriteSyntax) -> list[Edit]:
         return []
     if keyword(write.call, "out") is not None:
         return _without_out(write, write.call)
-    if is_flagged(write.call) or _is_flagged_by_place(write.call):
+    if is_flagged(write.call):
         return _without_flag(write, write.call)
     return _without_underscore(write, write.call)
 
@@ -368,7 +385,7 @@ def _without_underscore(write: WriteSyntax, call: ast.Call) -> list[Edit]:
     calls = chain(value)
     outermost = value if call in calls and isinstance(value, ast.Call) else call
     writing = [one for one in (calls if call in calls else chain(call) or [call]) if writes(one)]
-    if not writing or not all(has_twin(one) for one in writing):
+    if not writing or not all(has_twin(one) for one in writing) or reads_between(writing):
         return []
     text = without_underscores(file, outermost, writing)
     if not isinstance(statement, ast.Expr) or value is not outermost:
@@ -402,12 +419,6 @@ def _without_out(write: WriteSyntax, call: ast.Call) -> list[Edit]:
         span = file.span(call)
         return [insert(file, span.line, span.column, f"{file.source(out.value)} = "), gone]
     return [gone]
-
-
-def _is_flagged_by_place(call: ast.Call) -> bool:
-    """`F.relu(x, True)`: the flag without its name."""
-    is_function = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in NAMESPACES
-    return is_function and called(call) in _FLAG_SECOND and len(call.args) == 2 and is_true(call.args[1])
 
 
 def can_bind(target: ast.expr) -> bool:

@@ -253,7 +253,10 @@ def _cures(drift: Drift, clobber: Clobber) -> Sequence[Help]:
             "itself happens twice",
             cure=Cure.LATER,
         ),
-        "or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`",
+        Suggestion(
+            "or, where the region only reads the tensor, give it a clone as an argument of `checkpoint`",
+            cure=Cure.CLONE_ARGUMENT,
+        ),
     )
 
 
