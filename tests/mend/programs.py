@@ -57,6 +57,12 @@ def _twice_normed(h):
     return f - torch.logsumexp(h + f.unsqueeze(1), 1)
 
 
+def _waves(w):
+    """Sines and cosines of 0 to 7, by turns along a row."""
+    angles = w.new_tensor(range(8)).view(4, 2)
+    return torch.stack((angles.sin(), angles.cos()), 2).view(4, 4)
+
+
 SOUND = {
     "weights of a recurrent module": """
 net = nn.LSTM(4, 4).double()
@@ -527,6 +533,36 @@ class Scale(torch.autograd.Function):
 def run():
     h = x @ w
     (Scale.apply(h) + h).square().sum().backward()
+""",
+    "a backward that writes parts of what it is handed, under another name": """
+class Positive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a.clamp(min=0)
+    @staticmethod
+    def backward(ctx, handed):
+        a, = ctx.saved_tensors
+        gradient = handed
+        gradient[a < 0] = 0
+        return gradient
+def run():
+    h = x @ w
+    (Positive.apply(h) + h).square().sum().backward()
+""",
+    "a backward that writes parts of what it is handed": """
+class Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 1
+    @staticmethod
+    def backward(ctx, handed):
+        handed[:, 0] *= 0.5
+        handed[0] = 0
+        return handed
+def run():
+    h = x @ w
+    (Half.apply(h) + h).square().sum().backward()
 """,
     "a hook that writes what it is handed": """
 def run():
@@ -1158,6 +1194,41 @@ def run():
 """,
         _of_both,
     ),
+    "both halves of a parameter that are set": (
+        """
+w = nn.Parameter(w.detach())
+angles = torch.arange(8.0, dtype=torch.float64).view(4, 2)
+def fill(out, angles):
+    out[:, 0::2] = torch.sin(angles)
+    out[:, 1::2] = torch.cos(angles)
+def run():
+    fill(w, angles)
+    (x @ w).sum().backward()
+""",
+        lambda x, w: [_waves(w).sum(1).expand(3, 4), x.sum(0)[:, None].expand(4, 4)],
+    ),
+    "weights stepped by hand in several statements": (
+        """
+class Descent:
+    def __init__(self, weights, rate):
+        self.weights, self.rate = weights, rate
+        self.speeds = {name: torch.zeros_like(one) for name, one in weights.items()}
+    def step(self):
+        for name, one in self.weights.items():
+            if one.grad is None:
+                continue
+            speed = self.speeds[name]
+            speed.mul_(0.9).add_(one.grad)
+            one.mul_(1 - self.rate)
+            one -= self.rate * speed
+def run():
+    descent = Descent({"x": x, "w": w}, 0.1)
+    (x @ w).sum().backward()
+    descent.step()
+    x.grad, w.grad = x.detach().clone(), w.detach().clone()
+""",
+        lambda x, w: [0.9 * x - 0.1 * w.sum(1).expand(3, 4), 0.9 * w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
+    ),
     "features made for inference": (
         """
 @torch.inference_mode()
@@ -1277,6 +1348,14 @@ def run():
         opt.zero_grad()
         h.sigmoid().sum().backward(retain_graph=True)
         opt.step()
+""",
+    "weights stepped by hand in the loop that computes the loss": """
+def run():
+    for _ in range(2):
+        loss = (x @ w).square().sum()
+        loss.backward()
+        speed = w.grad * 0.9
+        w.sub_(speed)
 """,
     "a buffer whose graph the next backward would meet": """
 class Layer(nn.Module):
@@ -1473,6 +1552,20 @@ net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Sigmoid(), nn.ReLU(
 net[1].register_forward_hook(lambda module, given, result: kept.append(result))
 def run():
     net(x).sum().backward()
+""",
+    "a gradient that is read under its other name": """
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a * 1
+    @staticmethod
+    def backward(ctx, handed):
+        gradient = handed
+        gradient[:, 0] = 0
+        return gradient * handed
+def run():
+    h = x @ w
+    (Both.apply(h) + h).square().sum().backward()
 """,
     "a gradient that others are to see": """
 total = []

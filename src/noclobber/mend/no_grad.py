@@ -4,6 +4,8 @@ Sound if PyTorch refuses the write because the tensor requires a gradient: the p
 that the statement computes have to stay the same. A write is an update, and not a part of the function, if its value
 consists only of gradients, numbers and plain arithmetic: no gradient could flow through that. What a custom Function
 writes is no update. Neighbouring statements of the same kind are put there too, because PyTorch would refuse them next.
+So is the whole of a loop that steps weights by hand in several statements, where the value was seen to carry no
+gradient.
 
 Tried is any write of a weight, of a `.grad`, or of mere numbers, whose value does not come from a call that may give a
 tracked tensor: that gradient would be lost.
@@ -12,18 +14,20 @@ tracked tensor: that gradient would be lost.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holding import arguments_of
+from noclobber.mend.making import is_function, is_method
 from noclobber.mend.resolving import bound_to
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure
 from noclobber.syntax.edits import insert, under_no_grad
-from noclobber.syntax.names import called, is_stored, is_untracked, last_name, returns_value
+from noclobber.syntax.names import called, dotted, is_stored, is_untracked, last_name, returns_value
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk, within
 from noclobber.syntax.updates import is_of_gradients
 from noclobber.syntax.writes import WriteSyntax, write_at, writes
@@ -71,17 +75,63 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     of_constants = isinstance(event, Refusal) and event.carries_gradient is False
     is_weight = scene.kind == "parameter"
+    if of_constants and (loop := _loop_of_updates(write)) is not None:
+        return [loop]
     if not (_is_update(file, found) or (is_weight and (is_average(found) or of_constants))):
         return []
 
     def fits(one: ast.stmt) -> bool:
-        return _descends(file, one) or _sets_leaf(file, one) or (is_weight and _sets(file, write.name, one))
+        if is_weight and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
+            return True
+        return _descends(file, one) or _sets_leaf(file, one)
 
     rows = _beside(file, found, fits)
     others = (one for one in walk(file.tree, ast.stmt) if one not in rows and not _is_guarded(file, one))
     if any(_sets_leaf(file, one) or (_descends(file, one) and _descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
+
+
+def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
+    """Return the loop around a write that steps what it writes by hand, in more than one statement: it reads `p.grad`,
+    and calls nothing but operators on tensors. None if there is none, or if more such steps are elsewhere.
+    """
+    file, found = write.file, write.statement
+    loop = next(iter(file.loops(found)), None)
+    if loop is None or any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword)):
+        return None
+    grads = [one for one in walk(loop, ast.Attribute) if one.attr == "grad" and dotted(one.value) == write.name]
+    if not grads or _descends(file, found) or not all(map(_only_computes, walk(loop, ast.Call))):
+        return None
+    if any(one.lineno != one.end_lineno for one in walk(loop, ast.Constant)):
+        return None  # a text over several lines must not be indented
+    inside = list(walk(loop, ast.stmt))
+    others = (one for one in walk(file.tree, ast.stmt) if one not in inside and not _is_guarded(file, one))
+    return None if any(_descends(file, one) for one in others) else loop
+
+
+def _only_computes(call: ast.Call) -> bool:
+    """Return True for operators on tensors, builtins, and what goes through a dict."""
+    name = called(call)
+    if isinstance(call.func, ast.Name):
+        return hasattr(builtins, name)
+    return is_function(call) or is_method(call) or writes(call) or is_untracked(call) or name in _OF_CONTAINERS
+
+
+_OF_CONTAINERS = ("items", "keys", "values", "get", "parameters", "named_parameters", "dim", "size", "numel")
+
+
+def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
+    """Whether a statement sets a part of the same tensor to what is computed from the same names: where the one value
+    carries no gradient, the other carries none."""
+    first = write.statement
+    if not (
+        isinstance(row, ast.Assign) and isinstance(first, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
+    ):
+        return False
+    names = {one.id for one in walk(first.value, ast.Name)}
+    is_same = write_at(Place(file, row)).name == write.name and names >= {one.id for one in walk(row.value, ast.Name)}
+    return is_same and all(map(_only_computes, walk(row.value, ast.Call)))
 
 
 def _beside(file: File, row: ast.stmt, fits: Callable[[ast.stmt], bool], *, above: bool = True) -> list[ast.stmt]:

@@ -3,7 +3,8 @@ call of which only the value is used.
 
 Sound because no other code should see these writes: autograd gives gradients and saves to other parts too, and a
 refused write never happened. The function itself computes with the new tensor.
-- In a `backward`, the name is bound to the new tensor; no other name of the function may hold the old one.
+- In a `backward`, the name is bound to the new tensor; no other name of the function may hold the old one. Where only
+  parts of it are written, it is bound to a clone before that.
 - `return x.add_(1)`, and the same as the body of a lambda or a list, gives the new tensor in place of the written one.
   So it does in an unpack hook, which the engine calls once for each backward.
 
@@ -16,14 +17,14 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.holding import arguments_of, is_held_by_engine, root_of, writes_through
+from noclobber.mend.holding import arguments_of, is_held_by_engine, keeps_nothing, root_of, writes_through
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import GradientWrite
-from noclobber.syntax.edits import after, cloned_before, replace
-from noclobber.syntax.names import called, last_name, named, parameters, returns_value
-from noclobber.syntax.tree import FUNCTION, File, Place
+from noclobber.syntax.edits import after, append, cloned_before, replace
+from noclobber.syntax.names import called, is_read_again, is_stored, last_name, named, parameters, returns_value
+from noclobber.syntax.tree import FUNCTION, File, Place, starts, walk
 from noclobber.syntax.writes import (
     WriteSyntax,
     chain,
@@ -40,7 +41,7 @@ from noclobber.syntax.writes import (
 def given_new(scene: Scene) -> Iterator[Change]:
     """A new tensor for what autograd gave: the value of a call, a name in a backward, what a hook returns."""
     for write in scene.writes():
-        if (found := _valued(scene, write) or _bound(scene, write)) is not None:
+        if (found := _valued(scene, write) or _bound(scene, write) or _cloned(scene, write)) is not None:
             yield found
         in_hook = isinstance(scene.finding.event, GradientWrite) or (
             scene.finding.cause is Cause.HOOKED and not write.name
@@ -74,6 +75,32 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         edits += found
     title = f"make a new tensor of `{target.id}`, and leave the given tensor unchanged"
     return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True)
+
+
+def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
+    """`g = given.clone()` for `g = given` in a `backward` that writes to parts of `g`, as `g[mask] = 0`, or a clone
+    before the first such write to what it was given by that name."""
+    file, scope = write.file, write.file.scope(write.statement)
+    root = root_of(write.target) if write.target is not None else None
+    if scene.is_refused or not _in_backward(write) or not isinstance(root, ast.Name) or isinstance(scope, ast.Lambda):
+        return None
+    name, rows = root.id, scope.body
+    uses = sorted((one for one in walk(scope, ast.Name) if one.id == name), key=starts)
+    bound = [file.statement(one) for one in uses if is_stored(file, one)]
+    edit: Edit | None = None
+    row = bound[0] if len(bound) == 1 else None
+    given = row.value if isinstance(row, ast.Assign) and row.targets == [uses[0]] else None
+    if isinstance(given, ast.Name) and row in rows and not is_read_again(file, given.id, row):
+        held, edit = given.id, append(file, given, ".clone()")
+    elif not bound and write.statement in rows and write.statement is file.statement(uses[0]):
+        held, edit = name, cloned_before(file, write.statement, name)
+    else:
+        return None
+    keeping = (one for one in uses if isinstance(one.ctx, ast.Load) and not keeps_nothing(file, one))
+    if edit is None or held not in arguments_of(scope) or any(keeping):
+        return None
+    title = f"write into a clone of `{held}`, and leave the given tensor unchanged"
+    return Change(title, (edit,), 2, Cure.CLONE_FIRST, is_sound=True)
 
 
 _REFUSED = ("NC303", "NC307", "NC399")
