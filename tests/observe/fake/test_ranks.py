@@ -94,3 +94,21 @@ def test_objects_come_from_ranks_that_have_the_same(tmp_path):
         model = nn.Linear(8, 8).cuda()
         fully_shard(model)
         checkpoint.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "kept")
+
+
+def test_a_sharded_parameter_can_be_sharded_again():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    with noclobber.fake(world_size=16, rank=5), noclobber.watch() as seen:
+        mesh = init_device_mesh("cuda", (4, 4), mesh_dim_names=("data", "model"))
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)).cuda()
+        parallelize_module(model, mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        assert model[0].weight.device == torch.device("cuda", 5)
+        assert model[0].weight.is_cuda
+        fully_shard(model, mesh=mesh["data"])
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
+        assert model[0].weight.to_local().shape == (2, 8)
+    assert seen.findings == ()

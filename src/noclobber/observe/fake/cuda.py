@@ -146,8 +146,8 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         "seed": _none,
         "seed_all": _none,
         "initial_seed": lambda: 0,
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "get_rng_state_all": lambda: [torch.get_rng_state()] * gpu.count,
+        "get_rng_state": lambda device=None: _state(),
+        "get_rng_state_all": lambda: [_state() for _ in range(gpu.count)],
         "set_rng_state": _none,
         "set_rng_state_all": _none,
         "set_per_process_memory_fraction": _none,
@@ -209,6 +209,11 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     if hasattr(module, "nvtx"):
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.put(module.nvtx, name, _none)
+
+
+def _state() -> torch.Tensor:
+    """Return the state of a generator of random numbers: a seed and an offset, of 8 bytes each."""
+    return torch.zeros(16, dtype=torch.uint8)
 
 
 def _own(answer: Any) -> Any:

@@ -234,9 +234,6 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     def storage_ptr(self: torch.UntypedStorage) -> int:
         return self._cdata if self.device.type == "meta" else native_ptr(self)
 
-    def is_on(kind: str) -> property:
-        return property(lambda self: self.device.type == kind)
-
     functions = private.lookup("_C._nn")
     parse: Callable[..., Any] = functions._parse_to
 
@@ -249,11 +246,6 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
 
     patches.put(functions, "_parse_to", parse_to)
     answers: dict[str, Any] = {
-        "device": property(device, DEVICE.fset),
-        "is_cuda": is_on("cuda"),
-        "is_cpu": is_on("cpu"),
-        "is_xpu": is_on("xpu"),
-        "get_device": lambda self: -1 if self.device.type == "cpu" else self.device.index,
         "numpy": numpy,
         "tolist": tolist,
         "__format__": in_format,
@@ -262,7 +254,23 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     }
     for name, answer in answers.items():
         patches.put(FakeTensor, name, answer)
+    say_played(patches, FakeTensor, property(device, DEVICE.fset))
     patches.put(torch.UntypedStorage, "data_ptr", storage_ptr)
+
+
+def say_played(patches: Patches, kind: type[torch.Tensor], device: property) -> None:
+    """Let tensors of a class say the device that is played, which `device` returns."""
+
+    def is_on(name: str) -> property:
+        return property(lambda self: self.device.type == name)
+
+    def get_device(self: torch.Tensor) -> int:
+        index: int | None = self.device.index
+        return -1 if self.device.type == "cpu" or index is None else index
+
+    answers = {"device": device, "is_cuda": is_on("cuda"), "is_cpu": is_on("cpu"), "is_xpu": is_on("xpu")}
+    for name, answer in {**answers, "get_device": get_device}.items():
+        patches.put(kind, name, answer)
 
 
 _DEEPCOPY = torch.Tensor.__deepcopy__.__code__ if isinstance(torch.Tensor.__deepcopy__, FunctionType) else None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as functional
 
-from noclobber.observe.fake.devices import HALVES, is_played
+from noclobber.observe.fake.devices import HALVES
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
-from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
 aten = torch.ops.aten
 _LARGEST_HEAD = 256
@@ -22,7 +19,7 @@ def patch(patches: Patches, kind: str) -> None:
     drop, attend = torch.dropout, functional.scaled_dot_product_attention
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        if _is_played(input) and train and 0 < p < 1 and input.numel():
+        if input.device.type == kind and train and 0 < p < 1 and input.numel():
             return torch.native_dropout(input, p, True)[0]  # keeps a mask of one byte for each element
         return drop(input, p, train)
 
@@ -36,7 +33,8 @@ def patch(patches: Patches, kind: str) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if not all(map(_is_played, (query, key, value))) or not _fits(query, key, value):
+        on_gpu = all(one.device.type == kind for one in (query, key, value))  # also parts of a DTensor
+        if not (on_gpu and _fits(query, key, value)):
             return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -60,10 +58,6 @@ def patch(patches: Patches, kind: str) -> None:
     patches.put(private.lookup("_VF"), "dropout", dropout)
     patches.put(torch, "dropout", dropout)
     patches.put(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
-
-
-def _is_played(tensor: Any) -> bool:
-    return isinstance(tensor, FakeTensor) and is_played(tensor.fake_device)
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from noclobber.observe.fake.devices import Devices
+from noclobber.observe.fake.devices import Devices, say_played
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
 
@@ -19,6 +19,8 @@ def begin(world_size: int, rank: int, devices: Devices) -> Callable[[], None]:
     """Make this process one rank of so many, with the environment that torchrun gives; return what undoes it."""
     if not world_size:
         return lambda: None
+    from torch.distributed.tensor import DTensor
+
     store = fake_store()
     local = min(devices.count, world_size) or 1
     given = {
@@ -32,6 +34,8 @@ def begin(world_size: int, rank: int, devices: Devices) -> Callable[[], None]:
     for name in IN_C:
         patches.put(dist, name, lambda *_, **__: [])
     _patch_ddp(patches)
+    lies_on = torch.Tensor.device.__get__  # of a DTensor, which is a tensor of its own beside the part of this rank
+    say_played(patches, DTensor, property(lambda tensor: devices.shown(lies_on(tensor))))
     native = dist.init_process_group
 
     def init_process_group(*_: object, **options: object) -> None:

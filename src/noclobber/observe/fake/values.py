@@ -110,7 +110,7 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
 
 def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], outputs: list[FakeTensor]) -> bool:
     """Compute an operator on known values; return True if that could be done."""
-    if not outputs or sum(one.numel() for one in outputs) > MOST:
+    if not (outputs or func._schema.is_mutable) or sum(one.numel() for one in outputs) > MOST:
         return False
     if not inputs and any(one.dtype.is_floating_point and one.numel() > 1 for one in outputs):
         return False  # a new tensor of random numbers, or of numbers that a parameter begins with

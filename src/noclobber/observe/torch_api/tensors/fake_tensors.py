@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import dataloader
 
 from noclobber.model.error import UnsupportedTorch
-from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api import before_2_12, private
 from noclobber.observe.torch_api.tensors import storages
 
 try:
@@ -78,6 +78,7 @@ def fake_store() -> Any:
         from torch.testing._internal.distributed.fake_pg import FakeStore
     except ImportError as missing:
         raise UnsupportedTorch(f"torch {torch.__version__} has no fake process group: {missing}") from None
+    before_2_12.know_collectives()
     for name in IN_C:
         private.lookup(f"distributed.{name}")
     return FakeStore()
