@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from noclobber.mend.holding import holds_alone
+from noclobber.mend.holders.holding import holds_alone
 from noclobber.syntax.tree import parse
 
 CLASS = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from noclobber.mend.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
+from noclobber.mend.holders.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
 from noclobber.model.operators import MAYBE_SAME, SPLITS, VIEWS
 
 COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}

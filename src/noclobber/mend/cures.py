@@ -10,32 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from noclobber.mend.autograd.declared import marked_dirty, saved_for_backward, tangent_in_place
+from noclobber.mend.autograd.detached_state import detached
+from noclobber.mend.autograd.modes import recorded
+from noclobber.mend.autograd.no_grad import under_mode
+from noclobber.mend.autograd.seen_by_autograd import let_see, straight_through
 from noclobber.mend.change import LAST_RESORT, Change, Mend
-from noclobber.mend.checkpointed_regions import run_alike
-from noclobber.mend.clone_first import into_clone
-from noclobber.mend.clone_for_reader import kept_as_clone
-from noclobber.mend.clone_given import argument_cloned, value_cloned
-from noclobber.mend.declared import marked_dirty, saved_for_backward, tangent_in_place
-from noclobber.mend.detached_state import detached
+from noclobber.mend.copies.checkpointed_regions import run_alike
+from noclobber.mend.copies.clone_first import into_clone
+from noclobber.mend.copies.clone_for_reader import kept_as_clone
+from noclobber.mend.copies.clone_given import argument_cloned, value_cloned
+from noclobber.mend.copies.own_bytes import expanded, not_shared, recorded_views
+from noclobber.mend.copies.own_copies import local_copy, on_copies
+from noclobber.mend.copies.read_tensors import from_clone
+from noclobber.mend.copies.vmapped import made_from_mapped
 from noclobber.mend.flags import without_flag
-from noclobber.mend.forwards_in_loops import moved_in
 from noclobber.mend.in_place import written_in_place
-from noclobber.mend.later_writes import hook_later, put_off
-from noclobber.mend.modes import recorded
-from noclobber.mend.new_tensor import written_anew
-from noclobber.mend.no_grad import under_mode
-from noclobber.mend.own_bytes import expanded, not_shared, recorded_views
-from noclobber.mend.own_copies import local_copy, on_copies
-from noclobber.mend.read_tensors import from_clone
-from noclobber.mend.returned import given_new
-from noclobber.mend.row_lists import as_lists
+from noclobber.mend.new_tensors.new_tensor import written_anew
+from noclobber.mend.new_tensors.returned import given_new
+from noclobber.mend.new_tensors.row_lists import as_lists
+from noclobber.mend.new_tensors.view_writes import views
+from noclobber.mend.order.forwards_in_loops import moved_in
+from noclobber.mend.order.later_writes import hook_later, put_off
+from noclobber.mend.order.steps import reordered
+from noclobber.mend.order.steps_in_functions import across
+from noclobber.mend.order.summed_losses import summed
 from noclobber.mend.scene import Scene, as_it_ran
-from noclobber.mend.seen_by_autograd import let_see, straight_through
-from noclobber.mend.steps import reordered
-from noclobber.mend.steps_in_functions import across
-from noclobber.mend.summed_losses import summed
-from noclobber.mend.view_writes import views
-from noclobber.mend.vmapped import made_from_mapped
 from noclobber.model.finding import Finding
 
 CURES: tuple[Mend, ...] = (

@@ -15,11 +15,11 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.holding import holds_alone, is_new
-from noclobber.mend.making import module_writes, parts_of
-from noclobber.mend.resolving import module_called
+from noclobber.mend.holders.holding import holds_alone, is_new
+from noclobber.mend.holders.making import module_writes, parts_of
+from noclobber.mend.holders.resolving import module_called
+from noclobber.mend.holders.seen import holders_at
 from noclobber.mend.scene import Scene
-from noclobber.mend.seen import holders_at
 from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
 from noclobber.syntax.names import arguments, called, dotted, is_read_again, keyword

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.no_grad import is_average
+from noclobber.mend.autograd.no_grad import is_average
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Finding, Suggestion

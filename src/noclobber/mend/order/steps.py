@@ -19,8 +19,8 @@ import re
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
-from noclobber.mend.resolving import bound_to, module_called
+from noclobber.mend.holders.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
+from noclobber.mend.holders.resolving import bound_to, module_called
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.syntax.edits import (

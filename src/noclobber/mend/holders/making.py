@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.resolving import module_called
+from noclobber.mend.holders.resolving import module_called
 from noclobber.model.operators import MAYBE_SAME, VIEWS
 from noclobber.syntax.names import called, last_name
 from noclobber.syntax.tree import File

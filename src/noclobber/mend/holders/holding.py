@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeGuard
 
-from noclobber.mend.making import (
+from noclobber.mend.holders.making import (
     BUILTINS,
     HANDING_ON,
     KEEPING_NOTHING,
@@ -23,8 +23,8 @@ from noclobber.mend.making import (
     parts_of,
     passes_on,
 )
-from noclobber.mend.resolving import forward_of, function_called, module_called
-from noclobber.mend.seen import Holders, are_over, is_over
+from noclobber.mend.holders.resolving import forward_of, function_called, module_called
+from noclobber.mend.holders.seen import Holders, are_over, is_over
 from noclobber.syntax.names import called, has_stars, is_stored, last_name, named, names_used
 from noclobber.syntax.tree import WITH, File, Function, Scope, ends, nested, starts, walk, within
 from noclobber.syntax.writes import is_flagged, is_namespace, is_number

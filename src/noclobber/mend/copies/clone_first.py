@@ -13,9 +13,9 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.holding import root_of
+from noclobber.mend.holders.holding import root_of
+from noclobber.mend.holders.seen import is_seen_here_only
 from noclobber.mend.scene import Scene
-from noclobber.mend.seen import is_seen_here_only
 from noclobber.model.finding import Cure, Edit
 from noclobber.syntax.edits import append, cloned_before
 from noclobber.syntax.names import definition, dotted, is_read_after, names_bound, parameters

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from noclobber.mend.change import Change
-from noclobber.mend.forwards_in_loops import steps_in_loop
+from noclobber.mend.order.forwards_in_loops import steps_in_loop
 from noclobber.mend.scene import Scene
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Carried, Refusal

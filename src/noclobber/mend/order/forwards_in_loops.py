@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.making import HANDING_ON, KEEPING_NOTHING, METHODS
+from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import insert, whole_lines, without_retaining

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
+from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
-from noclobber.mend.steps import together
 from noclobber.syntax.edits import remove, replace
 from noclobber.syntax.names import called, dotted, optimizer_of
 from noclobber.syntax.tree import File, Place, walk

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.own_copies import OWN, copies_of
+from noclobber.mend.copies.own_copies import OWN, copies_of
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Drift

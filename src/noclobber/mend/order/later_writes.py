@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holding import owns
-from noclobber.mend.making import BUILTINS, KEEPING_NOTHING, METHODS, is_function, is_method
-from noclobber.mend.resolving import module_called
+from noclobber.mend.holders.holding import owns
+from noclobber.mend.holders.making import BUILTINS, KEEPING_NOTHING, METHODS, is_function, is_method
+from noclobber.mend.holders.resolving import module_called
+from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
-from noclobber.mend.steps import together
 from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.silent import Drift, LostHook

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.clone_first import before_write
+from noclobber.mend.copies.clone_first import before_write
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span

@@ -22,12 +22,12 @@ from dataclasses import replace as replaced
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.flags import dropped
-from noclobber.mend.holding import holds_alone, keeps_nothing, root_of, writes_through
-from noclobber.mend.placing import may_be_kept, place_written
-from noclobber.mend.returned import returning
+from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.placing import may_be_kept, place_written
+from noclobber.mend.holders.seen import are_over, holders_at, is_seen_here_only
+from noclobber.mend.new_tensors.returned import returning
+from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
-from noclobber.mend.seen import are_over, holders_at, is_seen_here_only
-from noclobber.mend.steps import together
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import RANDOM_FILLS, TWIN_IS_VIEW

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
+from noclobber.mend.order.steps import does_more, end_of_update, later_step, statements_in, together
 from noclobber.mend.scene import Scene
-from noclobber.mend.steps import does_more, end_of_update, later_step, statements_in, together
 from noclobber.model.finding import Cure
 from noclobber.syntax.edits import (
     after,

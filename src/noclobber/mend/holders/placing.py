@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.holding import keeps_nothing
-from noclobber.mend.making import HANDING_ON, passes_on
-from noclobber.mend.seen import Holders
+from noclobber.mend.holders.holding import keeps_nothing
+from noclobber.mend.holders.making import HANDING_ON, passes_on
+from noclobber.mend.holders.seen import Holders
 from noclobber.model.events import without_indexes
 from noclobber.syntax.names import called, dotted, last_name
 from noclobber.syntax.tree import FOR, File, Loop, ends, starts, walk, within

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holding import root_of
+from noclobber.mend.holders.holding import root_of
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure
 from noclobber.model.silent import Undeclared

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holding import arguments_of
-from noclobber.mend.making import is_function, is_method
-from noclobber.mend.resolving import bound_to
+from noclobber.mend.holders.holding import arguments_of
+from noclobber.mend.holders.making import is_function, is_method
+from noclobber.mend.holders.resolving import bound_to
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure

@@ -17,7 +17,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.holding import arguments_of, is_held_by_engine, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import arguments_of, is_held_by_engine, keeps_nothing, root_of, writes_through
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Edit

@@ -1,0 +1,1 @@
+"""Cures that change what autograd records: under `no_grad`, declared, detached, let see."""

@@ -1,0 +1,1 @@
+"""Who holds a tensor, by the source and by what was seen at the write."""

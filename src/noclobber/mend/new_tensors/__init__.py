@@ -1,0 +1,1 @@
+"""Cures that bind a new tensor in place of a write."""

@@ -1,0 +1,1 @@
+"""Cures that change the order of writes, steps, forwards and backwards."""
