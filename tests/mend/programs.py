@@ -703,6 +703,20 @@ net = Net()
 def run():
     net(x @ w).sum().backward()
 """,
+    "a forward that rescales a table which it also reads whole": """
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 4, max_norm=0.1, dtype=torch.float64)
+    def forward(self, rows):
+        total = sum(one.square().sum() for one in [self.table.weight])
+        return self.table(rows).sum() + total, rows.sum()
+scores = Scores()
+def run():
+    for rows in torch.arange(4).chunk(2):
+        loss, count = scores(rows)
+        loss.backward()
+""",
     "items of a list that is taken apart after the write": """
 def run():
     levels = [(x @ w).tanh() for _ in range(3)]

@@ -29,7 +29,7 @@ from noclobber.model.operators import KEPT, NODES
 from noclobber.model.units import listed
 from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
-from noclobber.syntax.names import called, definition, dotted, has_stars, keyword, last_name
+from noclobber.syntax.names import called, definition, dotted, has_stars, is_stored, keyword, last_name
 from noclobber.syntax.tree import File, Place, walk
 from noclobber.syntax.writes import NAMESPACES, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
@@ -177,7 +177,7 @@ def _carries_on(scene: Scene, file: File) -> bool:
 
 def _cuts(file: File, held: ast.Attribute) -> bool:
     above = file.above[held]
-    return isinstance(held.ctx, ast.Store) or (isinstance(above, ast.Attribute) and above.attr == "detach_")
+    return is_stored(file, held) or (isinstance(above, ast.Attribute) and above.attr == "detach_")
 
 
 def _is_meant(scene: Scene) -> bool:

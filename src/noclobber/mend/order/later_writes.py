@@ -159,12 +159,19 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     it."""
     if next(walk(write, *_LEAVING), None) is not None or _uses_gradients(scene, write):
         return False
-    used = {one.id for one in walk(write, ast.Name)}
-    bound = {one.id for row in between for one in walk(row, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    used, gives = {one.id for one in walk(write, ast.Name)}, _names(write, bound=True)
+    bound = {name for row in between for name in _names(row, bound=True)}
+    if any(gives & _names(row, bound=False) for row in between):
+        return False
     appended = {dotted(owner) for row in between for owner in _appended_to(row)}
     if used & (bound | appended):
         return False
     return all(_passes(file, row, used) for row in between)
+
+
+def _names(node: ast.AST, *, bound: bool) -> set[str]:
+    """The variables that a statement binds, or those that it reads."""
+    return {one.id for one in walk(node, ast.Name) if isinstance(one.ctx, ast.Load) is not bound}
 
 
 def _uses_gradients(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> bool:
