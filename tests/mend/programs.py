@@ -717,6 +717,22 @@ def run():
         loss, count = scores(rows)
         loss.backward()
 """,
+    "what the ctx of a Function keeps": """
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.a = a
+        return a * torch.sigmoid(a)
+    @staticmethod
+    def backward(ctx, gradient):
+        s = torch.sigmoid(ctx.a)
+        return gradient * s * (1 + ctx.a * (1 - s))
+def run():
+    h = x @ w
+    out = Swish.apply(h)
+    h += out
+    h.square().sum().backward()
+""",
     "items of a list that is taken apart after the write": """
 def run():
     levels = [(x @ w).tanh() for _ in range(3)]

@@ -21,6 +21,7 @@ from typing import Any
 from weakref import getweakrefs
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
@@ -269,7 +270,8 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
         for part in gc.get_referents(one):
             if id(part) in seen.counts:
                 seen.counts[id(part)] += 1
-        if id(one) not in {*seen.known, *seen.tuples} and not isinstance(one, (CellType, tensor_state.Weak)):
+        is_named = id(one) in {*seen.known, *seen.tuples} or isinstance(one, (CellType, tensor_state.Weak))
+        if not is_named and not _is_of_ctx(one, referrers):
             unknown.append(one)
     part = None
     # A tuple of arguments is held by the call alone, which is under way.
@@ -284,6 +286,15 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     in_call = left.pop(id(written))
     on_stack = 0 if id(written) in seen.named else 1  # `h[0] = 1` writes to a view that has no name
     return in_call <= _IN_CALL and sum(left.values()) <= on_stack
+
+
+def _is_of_ctx(attributes: Any, referrers: list[Any]) -> bool:
+    """Return True for the attributes of the `ctx` of a custom Function: like a save, its backward has to read what was
+    there."""
+    if type(attributes) is not dict:
+        return False
+    owners = [one for one in gc.get_referrers(attributes) if one is not referrers and not isinstance(one, FrameType)]
+    return len(owners) == 1 and isinstance(owners[0], BackwardCFunction)
 
 
 _OWN = 3
