@@ -133,6 +133,22 @@ def test_a_slot_of_lower_precision():
     assert len(heard.clobbers) == 1
 
 
+@WITNESSES
+@pytest.mark.parametrize("scale", [2, 3], ids=["to the saved bytes", "to other bytes"])
+def test_an_unpack_hook_that_writes_what_it_is_given(scale, contents):
+    """The second backward gets what the first one left. The bytes of the saved tensor lie there then, if 2 is exact."""
+    x = torch.tensor([1.0, 5.0, 7.0], requires_grad=True)
+
+    def program():
+        with saved_tensors_hooks(lambda saved: saved / scale, lambda kept: kept.mul_(scale)):
+            loss = (x * x).sum()
+        return [torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2)]
+
+    heard, (first, second) = hear(program, contents)
+    assert heard.clobbers
+    assert [torch.allclose(one, 2 * x) for one in (first, second)] == [True, False]
+
+
 def test_the_report():
     with noclobber.watch() as watched:
         gradient_with(slots_of(), zeroed)

@@ -274,11 +274,7 @@ def _looked_at(context: Context, kept: UserSave) -> tuple[object, Sequence[_Chan
         elif tensor is not None and context.bus.listeners:
             digest = None if packed.digest is None else fingerprint(tensor)
             moved = tensor._version != packed.version
-            if (
-                moved
-                if digest is None
-                else not (isinstance(digest, int) and digest in (packed.digest, packed.original))
-            ):
+            if moved if digest is None else not (isinstance(digest, int) and digest == packed.digest):
                 changed.append(_Change(packed, tensor, digest))
     if not copies:
         return kept.value, changed
@@ -312,13 +308,16 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
         return
     found = []
     for packed, tensor, digest in changed:
-        if isinstance(result, torch.Tensor) and same(packed.original, fingerprint(result)):
-            continue
+        given = None
+        if isinstance(result, torch.Tensor) and packed.original is not None:
+            given = fingerprint(result)
         later = isinstance(digest, OnDevice) and call is not None
+        if not later and same(packed.original, given):
+            continue
         make_clobber = _clobber(context, kept, packed, tensor, node, tensor._version, held=not later)
         if later and call is not None:
             with modes.aside():
-                other = differs(digest, packed.digest) & differs(digest, packed.original)
+                other = differs(digest, packed.digest) & differs(given, packed.original)
             call.later.append(clobbers.Later(other, make_clobber))
             continue
         clobber = make_clobber()
