@@ -829,6 +829,29 @@ def run():
 """,
 }
 READ_ELSEWHERE = {
+    "weights that a block swaps, whose old ones a loss has read": """
+import contextlib
+net = nn.Linear(4, 4, dtype=torch.float64)
+@contextlib.contextmanager
+def halved():
+    saved = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.mul_(0.5)
+    yield
+    with torch.no_grad():
+        net.weight.copy_(saved)
+def run():
+    loss = net(x @ w).sigmoid().sum()
+    with halved():
+        print(net(x.detach()).sum().item() < 99)
+    loss.backward()
+""",
+    "a value of a wider type": """
+def run():
+    h = (x @ w).float().tanh()
+    h += w[:3]
+    (h @ torch.ones(4, 2)).sum().backward()
+""",
     "what a module is given, and its caller reads again in one place": """
 class Block(nn.Module):
     def __init__(self):
@@ -1400,6 +1423,37 @@ layer = Layer()
 def run():
     for _ in range(2):
         sum(layer(h) for h in (x, x @ w)).backward()
+""",
+    "two optimizers of one module": NETS
+    + """
+opt_d = torch.optim.SGD([*d.parameters(), *g.parameters()], 0.1)
+opt_g = torch.optim.SGD(g.parameters(), 0.1)
+def run():
+    fake = g(x)
+    loss_g, loss_d = -d(fake).mean(), d(fake).square().mean()
+    opt_d.zero_grad()
+    loss_d.backward(retain_graph=True)
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "weights stepped by hand in a generator": """
+def updates(weights):
+    for one in weights:
+        step = 0.1 * one.grad
+        one.mul_(0.9)
+        one.sub_(step)
+        yield one.square().sum()
+def run():
+    (x @ w).sum().backward()
+    sum(updates([x, w])).backward()
+""",
+    "a row of a parameter that is computed": """
+w = nn.Parameter(w.detach())
+def run():
+    w[0] = x.sum(0)
+    (x @ w).sum().backward()
 """,
     "losses of one forward, each followed by a step of another function": """
 net = nn.Linear(4, 4, dtype=torch.float64)

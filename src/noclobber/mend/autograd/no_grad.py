@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holders.holding import arguments_of
+from noclobber.mend.holders.holding import arguments_of, writes_through
 from noclobber.mend.holders.making import is_function, is_method
 from noclobber.mend.holders.resolving import bound_to
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure
 from noclobber.syntax.edits import insert, under_no_grad
-from noclobber.syntax.names import called, dotted, is_stored, is_untracked, last_name, returns_value
+from noclobber.syntax.names import called, dotted, is_read_after, is_stored, is_untracked, last_name, returns_value
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk, within
 from noclobber.syntax.updates import is_of_gradients
 from noclobber.syntax.writes import WriteSyntax, write_at, writes
@@ -86,6 +86,10 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return _descends(file, one) or _sets_leaf(file, one)
 
     rows = _beside(file, found, fits)
+    if any(
+        one not in rows and not _is_guarded(file, one) for one in writes_through(file, file.scope(found), write.name)
+    ):
+        return []  # PyTorch refuses that one next
     others = (one for one in walk(file.tree, ast.stmt) if one not in rows and not _is_guarded(file, one))
     if any(_sets_leaf(file, one) or (_descends(file, one) and _descends(file, found)) for one in others):
         return []
@@ -105,6 +109,12 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
         return None
     if any(one.lineno != one.end_lineno for one in walk(loop, ast.Constant)):
         return None  # a text over several lines must not be indented
+    scope, end = file.scope(loop), last_line(loop)
+    given = {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store) and one.id != write.name}
+    if next(walk(loop, ast.Yield, ast.YieldFrom, ast.Return, ast.Await), None) is not None:
+        return None
+    if any(is_read_after(file, one, scope, end) for one in given):
+        return None  # what is computed there may be needed with its gradient
     inside = list(walk(loop, ast.stmt))
     others = (one for one in walk(file.tree, ast.stmt) if one not in inside and not _is_guarded(file, one))
     return None if any(_descends(file, one) for one in others) else loop

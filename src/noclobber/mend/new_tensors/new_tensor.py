@@ -7,7 +7,8 @@ statement makes a new tensor too. The same holds for an attribute, or an item of
 the tensor alone (seen.py): the new tensor is put there.
 
 - Out of place the result must have the element type of the tensor. In place it always has; out of place an operand of a
-  wider type would decide. So what is narrower than float32 is cloned instead.
+  wider type would decide. So what is narrower than float32 is cloned instead, and float32 where the file makes wider
+  tensors.
 - A clone comes before the statement, so an operand on its right side must not be the tensor itself: autograd would save
   the clone, and the write would spoil that.
 
@@ -52,6 +53,9 @@ TITLE = "write out of place"
 _REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC399")
 """Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
+_SINGLE = ("float32", "complex64")
+_WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
+"""Names by which a file may make tensors of a wider type."""
 _SHAPING = TWIN_IS_VIEW - {"detach_"}
 """Operators that give a tensor another shape in place, which whoever holds it may ask for."""
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
@@ -355,6 +359,8 @@ def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
 def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit | None:
     tensor = scene.finding.tensor
     if tensor is None or tensor.dtype.removeprefix("torch.") not in _WIDE:
+        return None
+    if tensor.dtype.removeprefix("torch.") in _SINGLE and not _WIDER.isdisjoint(names_used(file.tree)):
         return None
     value = write.value if isinstance(write, (ast.Assign, ast.Expr, ast.Return)) else None
     call = value if isinstance(value, ast.Call) else None

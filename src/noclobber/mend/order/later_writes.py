@@ -29,8 +29,21 @@ from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
-from noclobber.syntax.names import UNRECORDING, called, dotted
-from noclobber.syntax.tree import FUNCTION, WITH, File, Place, functions, has_text_of_lines, last_line, walk
+from noclobber.syntax.names import UNRECORDING, called, dotted, is_untracked
+from noclobber.syntax.tree import (
+    FUNCTION,
+    WITH,
+    File,
+    Place,
+    Scope,
+    functions,
+    has_text_of_lines,
+    last_line,
+    starts,
+    walk,
+    within,
+)
+from noclobber.syntax.writes import writes
 
 _LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await, *FUNCTION)
 """What changes its meaning, or cannot stand, in another place."""
@@ -87,7 +100,7 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
         yield Change(title, (whole_lines(file, *lines), put), cost, Cure.LATER, is_sound)
     elif edits := _taken_in(file, block, passed):
         title = "run the backward inside this `with`, whose end makes the change"
-        is_sound &= _makes_all(scene, file, lambda node: node is block)
+        is_sound &= _makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
         yield Change(title, edits, cost, Cure.LATER, is_sound)
 
 
@@ -114,6 +127,36 @@ def _taken_in(file: File, block: ast.With | ast.AsyncWith, rows: list[ast.stmt])
     if outer is None or inner is None or any(map(has_text_of_lines, rows)):
         return ()
     return tuple(insert(file, number, 1, inner.removeprefix(outer)) for number in numbers if file.line(number).strip())
+
+
+def _only_ends(scene: Scene, file: File, block: ast.With | ast.AsyncWith, read: Place) -> bool:
+    """Return True if the graph of a backward is built inside a `with` block, and only the end of the block writes: what
+    its beginning or its body writes, too, spoils what was saved before."""
+    lines = {(one.site.code.co_filename, one.site.line) for one in scene.finding.writes if one.site is not None}
+    inside = [one for row in block.body for one in ast.walk(row)]
+    writing = (isinstance(one, ast.Call) and writes(one) for one in inside)
+    if len(lines) != 1 or any(writing) or any(isinstance(one, ast.Attribute) and one.attr == "data" for one in inside):
+        return False
+    names, known = _names(read.row, bound=False), set[str]()
+    while names - known:
+        name = (names - known).pop()
+        known.add(name)
+        rows = [one for one in _rows(file.scope(read.row)) if name in _names(one, bound=True)]
+        below = [row for row in rows if starts(row) >= starts(block)]
+        if not below and not all(map(_is_of_no_graph, rows)):
+            return False
+        names |= {each for row in below or rows for each in _names(row, bound=False)}
+    return True
+
+
+def _rows(scope: Scope) -> list[ast.stmt]:
+    """The statements of a scope that may bind a name themselves."""
+    return [one for one in within(scope) if isinstance(one, (ast.Assign, ast.AugAssign, ast.AnnAssign))]
+
+
+def _is_of_no_graph(row: ast.stmt) -> bool:
+    """Return True for what binds data or modules: a constructor, a function that makes tensors of numbers."""
+    return all(is_untracked(one) or called(one)[:1].isupper() for one in walk(row, ast.Call))
 
 
 def _makes_all(scene: Scene, file: File, is_there: Callable[[ast.AST], bool]) -> bool:

@@ -5,8 +5,9 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
   the weights,
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
-- the file makes two optimizers, and the line calls the `step` of one. The backward is given what the other one steps as
-  `inputs=`, so it adds nothing to the gradients that the step then uses.
+- the file makes two optimizers, of modules that are not the same, and the line calls the `step` of one. The backward is
+  given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses, and nothing
+  below it reads a `.grad`.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 
 Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps.
@@ -244,9 +245,26 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     made = bound_to(file, theirs, step)
     if (made is not None and called(made) not in _OPTIMIZERS) or re.search(r"def step\b", file.text):
         return False
-    two = sum(called(one) in _OPTIMIZERS for one in walk(file.tree, ast.Call)) == 2
+    below = (one for row in rows[second + 1 :] for one in walk(row, ast.Attribute))
+    if any(one.attr == "grad" and isinstance(one.ctx, ast.Load) for one in below):
+        return False
+    optimizers = [one for one in walk(file.tree, ast.Call) if called(one) in _OPTIMIZERS]
+    two = len(optimizers) == 2 and _are_apart(*map(_stepped_by, optimizers))
     retains = isinstance(back, ast.Expr) and isinstance(back.value, ast.Call) and back.value.keywords
     return two and _is_step_of_torch(scene) and all(one.arg == "retain_graph" for one in retains or ())
+
+
+def _stepped_by(optimizer: ast.Call) -> set[str]:
+    """The modules whose parameters an optimizer is made with, by the text; else the names that it is given."""
+    given = optimizer.args[0] if optimizer.args else optimizer
+    made = [one.func.value for one in walk(given, ast.Call) if isinstance(one.func, ast.Attribute)]
+    return {dotted(one) for one in made} or {one.id for one in walk(given, ast.Name)}
+
+
+def _are_apart(mine: set[str], theirs: set[str]) -> bool:
+    """Return True if no module of the one is, or is a part of, one of the other."""
+    pairs = [(f"{one}.", f"{other}.") for one in mine for other in theirs]
+    return not any(one.startswith(other) or other.startswith(one) for one, other in pairs)
 
 
 def _is_step_of_torch(scene: Scene) -> bool:

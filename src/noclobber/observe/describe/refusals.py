@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -96,8 +96,11 @@ def write_failed(
         context.bus.refuse(error, refusal)
 
 
-def _carry_gradients(tensor: torch.Tensor | None, given: Iterable[object]) -> bool:
-    """Return True if what an operator is given beside the tensor that it writes is in a graph."""
+def _carry_gradients(tensor: torch.Tensor | None, given: Sequence[object]) -> bool | None:
+    """Return True if what an operator is given beside the tensor that it writes is in a graph; None if it is not known,
+    which `...` says."""
+    if any(one is ... for one in given):
+        return None
     listed = (each for one in given for each in (one if isinstance(one, (list, tuple)) else (one,)))
     return any(isinstance(one, torch.Tensor) and one.requires_grad for one in listed if one is not tensor)
 

@@ -303,6 +303,13 @@ def _place_here() -> Place | None:
     return sites.place_of(frame_above(0))
 
 
-def _failed(context: Context, written: Written, tensor: torch.Tensor | None, error: RuntimeError) -> None:
+def _failed(
+    context: Context,
+    written: Written,
+    tensor: torch.Tensor | None,
+    given: tuple[torch.Tensor, ...] | None,
+    error: RuntimeError,
+) -> None:
     if kernel_functions.told() is not None:
-        context.parts.refused(context, written._replace(arguments=((0, ""),), flag=None), (tensor,), {}, error)
+        args = (tensor, *((...,) if given is None else given))
+        context.parts.refused(context, written._replace(arguments=((0, ""),), flag=None), args, {}, error)

@@ -30,8 +30,33 @@ void pass_below(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, tor
   handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
 }
 
-// Tells Python of an operator that raised, and throws its error on as Python's.
-[[noreturn]] void throw_on(const Operator &op, const at::Tensor &tensor) {
+// Returns the tensors that an operator which raised was given, as a tuple; None if they are not known. PyTorch takes the
+// arguments off the stack when an operator has returned, but moves lists out before (torch 2.13;
+// tests/observe/native/test_refused.py).
+THPObjectPtr tensors_on(const torch::jit::Stack &stack, const c10::FunctionSchema &schema) {
+  const auto &arguments = schema.arguments();
+  const bool lists = std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument &one) {
+    return one.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+  if (lists || stack.size() < arguments.size()) {
+    return THPObjectPtr::none();
+  }
+  std::vector<at::Tensor> found;
+  for (const c10::IValue &value : torch::jit::last(stack, arguments.size())) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      found.push_back(value.toTensor());
+    }
+  }
+  auto tuple = owned(PyTuple_New(static_cast<Py_ssize_t>(found.size())));
+  for (size_t i = 0; i < found.size(); i++) {
+    PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), owned(THPVariable_Wrap(found[i])).release());
+  }
+  return tuple;
+}
+
+// Tells Python of an operator that raised, with what it was given, and throws its error on as Python's.
+[[noreturn]] void throw_on(const Operator &op, const at::Tensor &tensor, const torch::jit::Stack &stack,
+                           const c10::FunctionSchema &schema) {
   Gil gil;
   torch::translate_exception_to_python(std::current_exception());
   python_error raised;
@@ -42,7 +67,8 @@ void pass_below(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, tor
       static PyObject *const failed = from_python("failed");
       PyErr_NormalizeException(&raised.type, &raised.value, &raised.traceback);
       auto written = tensor.defined() ? owned(THPVariable_Wrap(tensor)) : THPObjectPtr::none();
-      owned(PyObject_CallFunctionObjArgs(failed, op.written, written.get(), raised.value, nullptr));
+      auto given = tensors_on(stack, schema);
+      owned(PyObject_CallFunctionObjArgs(failed, op.written, written.get(), given.get(), raised.value, nullptr));
       return true;
     }, false);
   }
@@ -76,7 +102,7 @@ struct WriteKernel final : c10::OperatorKernel {
     try {
       pass_below(handle, keys, stack);
     } catch (...) {
-      throw_on(op, first);
+      throw_on(op, first, *stack, handle.schema());
     }
   }
 

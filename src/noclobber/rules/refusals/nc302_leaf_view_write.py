@@ -60,10 +60,11 @@ def find(event: Event) -> Account | None:
     surgery = site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
     if is_applied(refusal.site):
         helps = [Suggestion("give the Function a clone", cure=Cure.CLONE_ARGUMENT)]
-    elif parameter:
+    elif parameter and not refusal.carries_gradient:
         helps = [_GUARD]
     else:
-        first, other = (_CLONE, _GUARD) if writes_part_of_result(site) and not surgery else (_GUARD, _CLONE)
+        is_meant = refusal.carries_gradient or (writes_part_of_result(site) and not surgery)
+        first, other = (_CLONE, _GUARD) if is_meant else (_GUARD, _CLONE)
         helps = [first, replace(other, message=f"or {other.message}")]
     what = named(refusal, "a view of a leaf tensor that requires grad")
     if parameter and refusal.tensor.name:
