@@ -30,7 +30,7 @@ from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import called, dotted, is_read_after, is_stored, is_untracked, last_name, returns_value
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk, within
 from noclobber.syntax.updates import is_of_gradients
-from noclobber.syntax.writes import WriteSyntax, write_at, writes
+from noclobber.syntax.writes import WriteSyntax, is_namespace, write_at, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
 _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
@@ -86,14 +86,22 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return _descends(file, one) or _sets_leaf(file, one)
 
     rows = _beside(file, found, fits)
-    if any(
-        one not in rows and not _is_guarded(file, one) for one in writes_through(file, file.scope(found), write.name)
-    ):
-        return []  # PyTorch refuses that one next
+    more = (one for one in writes_through(file, file.scope(found), write.name) if one not in rows)
+    if any(_is_refused_too(file, one) for one in more):
+        return []
     others = (one for one in walk(file.tree, ast.stmt) if one not in rows and not _is_guarded(file, one))
     if any(_sets_leaf(file, one) or (_descends(file, one) and _descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
+
+
+def _is_refused_too(file: File, write: ast.stmt) -> bool:
+    """Return True if PyTorch refuses another write to a leaf: it is not under `no_grad`, nor by `torch.nn.init` or
+    `.data`, and changes numbers."""
+    call = write.value if isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) else None
+    if _is_guarded(file, write) or hides(write_at(Place(file, write)).target):
+        return False
+    return called(call) not in ("detach_", "requires_grad_") and (call is None or not is_namespace(call.func))
 
 
 def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
