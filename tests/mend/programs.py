@@ -829,6 +829,24 @@ def run():
 """,
 }
 READ_ELSEWHERE = {
+    "a loss that a function is given, which swaps the weights": """
+import contextlib
+net = nn.Linear(4, 4, dtype=torch.float64)
+@contextlib.contextmanager
+def restored():
+    saved = net.weight.detach().clone()
+    yield
+    with torch.no_grad():
+        net.weight.copy_(saved)
+def finish(loss):
+    with restored():
+        seen = 1
+    loss.backward()
+def run():
+    loss = net(x @ w).sigmoid().sum()
+    net(x.detach())
+    finish(loss)
+""",
     "weights that a block swaps, whose old ones a loss has read": """
 import contextlib
 net = nn.Linear(4, 4, dtype=torch.float64)

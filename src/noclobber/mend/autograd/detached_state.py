@@ -60,8 +60,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     renewed = [is_renewed(site, one) for one in event.carried]
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
-    is_known = event.are_all_carried and all(lines) and calls(loop, "step") and _ends_alike(loop)
-    is_known &= all(renewed)
+    is_known = event.are_all_carried and all(lines) and all(renewed) and calls(loop, "step") and _ends_alike(loop)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
@@ -138,8 +137,8 @@ def _retained(scene: Scene) -> Iterator[Change]:
         return
     file, scope = read.file, read.file.scope(read.row)
     calls = [one for one in walk(scope, ast.Call) if called(one) == "backward" and not keyword(one, "retain_graph")]
-    earlier, within = ([one for one in calls if one.lineno < read.row.lineno], list(walk(read.row, ast.Call)))
-    own = [one for one in calls if one not in earlier and one in within]
+    earlier, inside = [one for one in calls if one.lineno < read.row.lineno], list(walk(read.row, ast.Call))
+    own = [one for one in calls if one not in earlier and one in inside]
     event = scene.finding.event
     turns = scene.finding.cause is Cause.BUILT_ONCE and isinstance(event, Refusal) and event.repeated_root is False
     for one in [*own, *earlier[-1:]] if turns else [*earlier[-1:], *own]:

@@ -137,13 +137,15 @@ def _only_ends(scene: Scene, file: File, block: ast.With | ast.AsyncWith, read: 
     writing = (isinstance(one, ast.Call) and writes(one) for one in inside)
     if len(lines) != 1 or any(writing) or any(isinstance(one, ast.Attribute) and one.attr == "data" for one in inside):
         return False
-    names, known = _names(read.row, bound=False), set[str]()
+    first = _names(read.row, bound=False)
+    names, known = set(first), set[str]()
     while names - known:
         name = (names - known).pop()
         known.add(name)
         rows = [one for one in _rows(file.scope(read.row)) if name in _names(one, bound=True)]
         below = [row for row in rows if starts(row) >= starts(block)]
-        if not below and not all(map(_is_of_no_graph, rows)):
+        is_given = name in first and not rows  # the loss itself, as an argument
+        if not below and (is_given or not all(map(_is_of_no_graph, rows))):
             return False
         names |= {each for row in below or rows for each in _names(row, bound=False)}
     return True

@@ -114,8 +114,8 @@ bool take(PyObject *optimizer, PyObject *args, PyObject *kwargs) {
   Thread &mine = thread();
   unmute(mine);
   auto *type = (PyObject *)Py_TYPE(optimizer);
-  if (!flags.on || !mine.usual || mine.step != nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set() || PyTuple_GET_SIZE(args) != 1 ||
-      PyDict_GET_SIZE(kwargs) != 0 || !is_ours(type)) {
+  if (!flags.on || !mine.usual || mine.step != nullptr || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+      PyTuple_GET_SIZE(args) != 1 || PyDict_GET_SIZE(kwargs) != 0 || !is_ours(type)) {
     return false;
   }
   auto table = defaults.of(optimizer);
