@@ -194,6 +194,21 @@ def checkpointed_view():
     return [x.grad]
 
 
+def recurrent_dropout():
+    """An LSTM with dropout over several steps. On CUDA all of them share the state of the random numbers."""
+    net = nn.LSTM(4, 8, num_layers=2, dropout=0.5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = None
+    for _ in range(3):
+        first, state = net(torch.randn(5, 3, 4), state)
+        second, state = net(torch.randn(5, 3, 4), state)
+        optimizer.zero_grad()
+        (first.square().mean() + second.square().mean()).backward()
+        optimizer.step()
+        state = tuple(one.detach() for one in state)
+    return [p.detach() for p in net.parameters()]
+
+
 OWN = [
     mixed_precision,
     handed_over_by_a_thread,
@@ -205,6 +220,7 @@ OWN = [
     hooks_with_hooks,
     recomputed_by_hand,
     numbers_first,
+    recurrent_dropout,
     checkpointed_attention,
     checkpointed_view,
 ]
@@ -228,6 +244,7 @@ def test_the_bits_are_the_same(program, mode, device):
 OTHERWISE = [
     mixed_precision,
     over_two_devices,
+    recurrent_dropout,
     checkpointed_attention,
     programs.attention,
     programs.autocast_and_complex,

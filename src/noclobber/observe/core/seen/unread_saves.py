@@ -1,6 +1,7 @@
 """What a node saves but does not read: tensors in some modes, all but the shape of some, and mostly the sign of zeros.
 
-This follows derivatives.yaml and the kernels of torch 2.13; tests/observe/core/test_unread.py.
+This follows derivatives.yaml and the kernels of torch 2.13; tests/observe/core/test_unread.py. For cuDNN's RNN, see
+`recurrent_dropout` of tests/device/test_right_programs.py, on CUDA.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def fields(node: Any) -> tuple[str, ...]:
         return () if node._saved_training else ("noise",)
     if name == "MkldnnRnnLayerBackward0":
         return ("result3",)  # the workspace: only the node has it, and backward itself writes into it
+    if name in ("CudnnRnnBackward0", "MiopenRnnBackward0"):
+        return ("dropout_state",)  # of the random numbers, which each forward moves on; the masks are in the reserve
     if name in _OF_TRAINING or any(getattr(node, flag, False) for flag in _TRAINS):
         return _STATISTICS
     if name in ("DivBackward2", "DivBackward3"):
