@@ -46,6 +46,7 @@ class _DLTensor(ctypes.Structure):
 _described = ctypes.pythonapi.PyCapsule_GetPointer
 _described.restype, _described.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 _CPU, _EXTENSION = 1, 12
+_storage: Callable[[torch.Tensor], torch.UntypedStorage] = C.TensorBase.untyped_storage  # the method may be watched
 _SET = ATEN.set_.source_Storage_storage_offset
 
 
@@ -86,11 +87,11 @@ class _Host:
         return made
 
     def _storage(self, tensor: torch.Tensor) -> torch.UntypedStorage:
-        storage = tensor.untyped_storage()
+        storage = _storage(tensor)
         if storage._cdata not in self._storages:
             size = storage.nbytes()
             whole = _SET.redispatch(_MOVES_ONLY, _to_device(torch.empty(0, dtype=torch.uint8)), storage, 0, [size], [1])
-            self._storages[storage._cdata] = _shared(whole, _CPU, -FAR).untyped_storage()
+            self._storages[storage._cdata] = _storage(_shared(whole, _CPU, -FAR))
         return self._storages[storage._cdata]
 
     def stands_for(self, made: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -209,12 +210,12 @@ def _resized(tensor: torch.Tensor, size: Any, memory_format: Any = None) -> torc
     """What no longer fits gets memory of its own: what it shared stays with the others."""
     layout = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
     with _opaque():
-        storage = tensor.untyped_storage()
+        storage = _storage(tensor)
         if (tensor.storage_offset() + layout.numel()) * tensor.itemsize > storage.nbytes():
             more = torch.empty(layout.numel() + tensor.storage_offset(), dtype=tensor.dtype)
             if tensor.numel():
                 more[tensor.storage_offset() :][: tensor.numel()].copy_(_Host().tensor(tensor).reshape(-1))
-            storage = _to_device(more).untyped_storage()
+            storage = _storage(_to_device(more))
         _SET.redispatch(_MOVES_ONLY, tensor, storage, tensor.storage_offset(), layout.shape, layout.stride())
     return tensor
 
@@ -274,7 +275,12 @@ def cloned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """What copies a storage allocates it without an operator, and there is no allocator."""
     if storage.device.type != NAME:
         return _native_clone(storage)
-    return torch.empty(storage.nbytes(), dtype=torch.uint8, device=NAME).untyped_storage().copy_(storage)
+    return _storage(torch.empty(storage.nbytes(), dtype=torch.uint8, device=NAME)).copy_(storage)
+
+
+def is_resizable(storage: torch.UntypedStorage) -> bool:
+    """As storages of an accelerator are, whose memory is torch's own. Here it came in through DLPack."""
+    return storage.device.type == NAME or bool(C.StorageBase.resizable(storage))
 
 
 def _gru_cell(given: Any, hidden: Any, before: Any, bias: Any = None, more_bias: Any = None) -> Any:

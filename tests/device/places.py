@@ -10,9 +10,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 import noclobber
+from noclobber.observe.foreign_memory.unseen_writers import UnseenWriters
+
+
+@contextlib.contextmanager
+def beside_an_extension():
+    """Watch where an extension that is built against torch may write, so that each save gets a fingerprint at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UnseenWriters, "may_write", lambda self: True)
+        with noclobber.watch() as seen:
+            yield seen
+
 
 Around = Callable[[], AbstractContextManager[Any]]
 MODES: dict[str, Around] = {
@@ -20,9 +32,10 @@ MODES: dict[str, Around] = {
     "install": noclobber.install,
     "versions": lambda: noclobber.watch(contents=False),
     "contents": noclobber.watch,
+    "beside an extension": beside_an_extension,
     "preserve": noclobber.preserve,
 }
-SEEING = ("versions", "contents")
+SEEING = ("versions", "contents", "beside an extension")
 
 
 @dataclass

@@ -159,4 +159,5 @@ def arrive() -> str:
     _register("aten", casts, "AutocastPrivateUse1")
     torch.autograd.Variable._execution_engine = _Engine()
     torch.UntypedStorage.clone = kernels.cloned  # type: ignore[method-assign]
+    torch.UntypedStorage.resizable = kernels.is_resizable  # type: ignore[method-assign]
     return NAME

@@ -10,6 +10,7 @@ from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests
 from noclobber.observe.witness.digests import OnDevice, all_known, differs, fingerprint, same
 from tests.device import sham
+from tests.device.places import MODES
 from tests.observe.core.test_contents import LAYOUTS, TYPES, WIDE
 
 required.look_up()
@@ -97,15 +98,16 @@ def test_fingerprints_are_out_of_sight_of_the_program(device):
     assert watched == [one for one in bare if one is not torch.ops.aten.detach.default]
 
 
-def test_a_backward_waits_once(device):
+@pytest.mark.parametrize("mode", ["contents", "beside an extension"])
+def test_a_backward_waits_once_where_extensions_may_write_and_else_never(mode, device):
     net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(6))).to(device)
     x = torch.randn(2, 4).to(device)
-    with noclobber.watch(contents=True) as seen:
+    with MODES[mode]() as seen:
         for _ in range(2):
             loss = net(x).sum()
             sham.waited.clear()
             loss.backward()
-            assert len(sham.waited) == (device == sham.NAME)
+            assert len(sham.waited) == (device == sham.NAME and mode != "contents")
     assert seen.findings == ()
 
 

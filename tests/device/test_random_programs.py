@@ -7,6 +7,7 @@ import pytest
 
 import noclobber
 from tests.device import sham
+from tests.device.places import MODES, SEEING
 from tests.fuzz import preserved
 from tests.fuzz.judge import FAULTS, Outcome, first_line, judge, run, unlike
 from tests.fuzz.programs import random_program
@@ -23,11 +24,11 @@ def programs(device, kind, without=()):
 
 
 @ON_DEVICES
-@pytest.mark.parametrize("contents", [False, True])
-def test_the_promise_on_a_device(contents, device):
+@pytest.mark.parametrize("mode", SEEING)
+def test_the_promise_on_a_device(mode, device):
     outcomes = set()
     for program in programs(device, "versions"):
-        verdict = judge(program, lambda: noclobber.watch(contents=contents))
+        verdict = judge(program, MODES[mode])
         outcomes.add(verdict.outcome)
         assert verdict.outcome not in FAULTS, f"{verdict.outcome.value} {verdict.codes} {verdict.why}\n{program}"
     assert {Outcome.QUIET, Outcome.RAISED} < outcomes

@@ -51,7 +51,8 @@ read. A write becomes a `Record` when somebody reads the history. All else goes 
 
 The way of foreign memory. Writes of numpy and its like meet no kernel. `foreign_memory/exports` notices who hands
 memory out, `line_tracer` stops after each line of the user, and `byte_monitor` compares the bytes there.
-`exported_saves` puts the three together. The finding is made when backward reads the save.
+`exported_saves` puts the three together. The finding is made when backward reads the save. On a device a save gets its
+fingerprint only once its memory is out, or `unseen_writers` knows of code that need not ask for it.
 
 The way of a checkpointed region. `takers/checkpoint/instrument` arms two ways: `non_reentrant` compares each save of
 the second run with forward, `reentrant` compares what the second run returns. `regions.CheckpointRegion` holds the

@@ -45,8 +45,8 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
 
     Raises ClobberError where noclobber stops writes.
 
-    A fingerprint is taken of a save whose version counter may not move. A tensor in the graph shares the counter of its
-    saves; a tensor made from `.data` or wrapped in a Parameter may have its own.
+    A fingerprint is taken of a save whose version counter may not move. What an operator made in the graph shares the
+    counter of its saves; a leaf that was made from `.data` or wrapped in a Parameter may have its own.
     """
     preserving = context.thread.preserving
     if preserving:
@@ -55,7 +55,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         context.contents.begins_to_write(noted.key)  # also where no operator is seen: optimizers, `.data`
     saves.note_base(handles, tensor)
     of_function = not torch.is_grad_enabled() and tensor_state.is_view_of_function(tensor)
-    apart = noted.written.uncounted or not tensor.requires_grad or type(tensor) is torch.nn.Parameter
+    apart = noted.written.uncounted or not tensor.requires_grad or tensor_state.is_leaf(tensor)
     for handle in handles:
         marked = handle.suspected()
         marked.of_function |= of_function and isinstance(handle, OfView)

@@ -19,7 +19,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.calls.custom_forwards import ForwardCall
 from noclobber.observe.core.context import Context, Look
-from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.handles import Handle, compare
 from noclobber.observe.core.seen.records import Backward, record
 from noclobber.observe.core.seen.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.seen.written import Written
@@ -330,12 +330,15 @@ class Operators:
         context, live, writers = self._context, self._context.live, self._context.state(Writers)
         values = [*args, *kwargs.values()]
         results = writers.beside(values) if torch.is_grad_enabled() else []
-        tensors = {
+        given = {
             (key, span_of(tensor)): tensor
             for value in values
             for tensor in _tensors(value)
-            if (key := storages.storage_key(tensor)) is not None and self._may_wait(op, tensor)
+            if (key := storages.storage_key(tensor)) is not None
         }
+        for key, span in given:
+            compare(context.contents, live.at(key, span))
+        tensors = {where: tensor for where, tensor in given.items() if self._may_wait(op, tensor)}
         was = {
             id(handle): (handle, fingerprint(handle.alias), int(handle.alias._version))
             for key, span in tensors

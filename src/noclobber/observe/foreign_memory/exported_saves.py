@@ -19,7 +19,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle, compare
 from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.core.seen.sites import Place, place_of, site_of
-from noclobber.observe.foreign_memory import exports, forked_children, line_tracer
+from noclobber.observe.foreign_memory import exports, forked_children, line_tracer, unseen_writers
 from noclobber.observe.foreign_memory.byte_monitor import ByteMonitor
 from noclobber.observe.foreign_memory.exports import Handout
 from noclobber.observe.torch_api.dispatch import compile_guard, modes
@@ -160,6 +160,7 @@ def arm(context: Context, way: Way) -> None:
     context.take_saves(way, exported.saved, among=exported.handed)
     context.memory.foreign_writers = exported
     context.contents.handed = exported.handed
+    unseen_writers.arm(context, way)
 
 
 def _disarm(context: Context, exported: ExportedSaves) -> None:

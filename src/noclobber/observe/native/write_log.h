@@ -3,6 +3,8 @@
 
 #include "history.h"
 
+#include <torch/csrc/autograd/variable.h>
+
 namespace noclobber {
 
 // What an operator writes: a `Written` of Python, and the positions of its arguments. It lives as long as the process.
@@ -23,9 +25,16 @@ bool are_for_python(const Thread &mine);
 enum class Way { IGNORED, NOTED, FOR_PYTHON };
 Way way_of(const Operator &op, const at::Tensor &tensor);
 
-// Returns true if the write moves the version of all saves of the tensor.
+// Returns true for a leaf, and for a view that has no node yet. PyTorch may refuse to say which node a view has.
+inline bool is_without_node(const at::Tensor &tensor) {
+  auto *meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta == nullptr || meta->grad_fn_ == nullptr;
+}
+
+// Returns true if the write moves the version of all saves of the tensor. A leaf may be made of another tensor's `.data`.
 inline bool is_counted(const Operator &op, const at::Tensor &tensor) {
-  return tensor.requires_grad() && !op.uncounted && !op.detaches && is_plain(tensor.unsafeGetTensorImpl(), false);
+  return tensor.requires_grad() && !op.uncounted && !op.detaches && is_plain(tensor.unsafeGetTensorImpl(), false) &&
+         !is_without_node(tensor);
 }
 
 } // namespace noclobber

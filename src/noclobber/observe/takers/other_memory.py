@@ -6,6 +6,7 @@ No operator runs and no version moves. The saves that read the tensor itself fol
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import torch
 
@@ -20,6 +21,7 @@ from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 
 _ASSIGNED = Written("data=", (), True)
 _SWAPPED = Written("swap_tensors", (), True)
@@ -30,9 +32,12 @@ def arm_assignments(context: Context, way: Way) -> None:
     """Watch each assignment to `.data` and each read of it, until the recorder disarms."""
     native = private.lookup("_C.TensorBase.data")
     take, data_taken, live = native.__get__, way.entry(context.untracked.data_taken), context.live
+    counted_apart = way.entry(partial(_is_counted_apart, context))
 
     def get_data(tensor: torch.Tensor) -> torch.Tensor:
         data_taken(tensor)
+        if tensor.requires_grad and context.contents is not None:
+            counted_apart(tensor)
         taken: torch.Tensor = take(tensor)
         return taken
 
@@ -65,6 +70,17 @@ def arm_swaps(context: Context, way: Way) -> None:
             way.guarded(lambda: policy.have_moved(context, those))
 
     way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
+
+
+def _is_counted_apart(context: Context, tensor: torch.Tensor) -> None:
+    """Note the memory of a tensor in the graph whose `.data` is read: that has a version counter of its own, and a
+    write may bring it into the graph. What is made of a leaf's is a leaf, or outside of the graph, where each write is
+    looked at."""
+    with modes.plain():
+        key = None if is_leaf(tensor) else storages.storage_key(tensor)
+        if key is not None and context.contents is not None:
+            compare(context.contents, context.live.at(key))
+            context.contents.moves(key, storages.storage(tensor))
 
 
 def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:

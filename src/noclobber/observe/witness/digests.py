@@ -411,13 +411,19 @@ class Contents:
 
     def __init__(self, *, only_foreign: bool = False) -> None:
         self.only_foreign = only_foreign
-        """Whether the saves of large tensors need a fingerprint only while code outside of torch can write them, or on
-        storages in `moved`: where bytes are preserved, torch's own writes are seen before they happen."""
+        """Whether the saves of large tensors on the CPU need a fingerprint only while code outside of torch can write
+        them, or on storages in `moved`: where bytes are preserved, torch's own writes are seen before they happen."""
+        self.writes_unseen: Callable[[], bool] | None = None
+        """Returns True if code outside of torch may write the memory of a device without asking for its address
+        (unseen_writers.py). While it does not, a save there needs a fingerprint only where `only_foreign` says so: a
+        fingerprint takes a dozen kernels, and a step of small tensors took 5 to 14 times as long (H200, torch 2.11).
+        None where every save gets one."""
         self.handed: Mapping[int, object] = {}
         """The storages that foreign code may hold, by key (exported_saves.py)."""
         self.moved: dict[int, ref[torch.UntypedStorage]] = {}
-        """The storages that a tensor has left for others, and these, by key. Tensors on either may share a version
-        counter, so a write to one storage may move the versions of saves on another. Empty unless `only_foreign`."""
+        """The storages whose tensors have several version counters, and those that share one with tensors on another
+        storage, by key: a tensor has left them for others, or come to them, or the program has read the `.data` of a
+        tensor in the graph. The version of a save does not tell of each write there."""
         self.sees_all_writes = True
         """Whether `begins_to_write` is called for every write, and not only where live saves are met."""
         self._overwritten: dict[int, int] = {}
@@ -429,17 +435,22 @@ class Contents:
 
     def at_pack(self, alias: torch.Tensor) -> Digest:
         """Return the fingerprint of a save that autograd makes; None also where it needs none for now."""
-        if self.only_foreign and identity(alias) is not None and not storages.storage(alias).is_shared():
-            key = storages.storage_key(alias)
-            if key is not None and key not in self.moved and self._is_settled(key):
-                return None
-        return self.at_save(alias)
+        return None if self._goes_without(alias) else self.at_save(alias)
+
+    def _goes_without(self, alias: torch.Tensor) -> bool:
+        """Return True if only torch can write the bytes of a save, so that its writes are seen before they happen."""
+        if alias.is_cpu:
+            if not self.only_foreign or identity(alias) is None or storages.storage(alias).is_shared():
+                return False
+        elif self.writes_unseen is None or not _is_of_torch(alias) or self.writes_unseen():
+            return False
+        key = storages.storage_key(alias)
+        return key is not None and key not in self.moved and self._is_settled(key)
 
     def moves(self, key: int, storage: torch.UntypedStorage) -> None:
-        """Note a storage that a tensor leaves for another, or that other one."""
-        if self.only_foreign:
-            moved = self.moved
-            moved[key] = ref(storage, lambda _: moved.pop(key, None))
+        """Note a storage whose versions do not tell of each write from now on (`moved`)."""
+        moved = self.moved
+        moved[key] = ref(storage, lambda _: moved.pop(key, None))
 
     def begins_to_write(self, key: int) -> None:
         """Note that an operator is about to write this storage, where the version of a save may not tell: it writes a
@@ -492,6 +503,15 @@ class Contents:
         """Begin a backward, or end it (`sharing` False)."""
         self.sharing = sharing
         self._read.clear()
+
+
+def _is_of_torch(tensor: torch.Tensor) -> bool:
+    """Return True if torch allocated a tensor's memory on a device. Metal's shaders get tensors as they are."""
+    try:
+        usual = type(tensor) in _real and not tensor.is_mps and bool(storages.bytes_at(tensor))
+        return usual and storages.storage(tensor).resizable()
+    except _UNREADABLE:
+        return False
 
 
 def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:

@@ -239,9 +239,9 @@ def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
-    """Take the fingerprints that saves have gone without (`Contents.only_foreign`), before something that the version
-    does not tell: foreign code gets their bytes, or the version moves and no byte changes."""
-    if contents is not None and contents.only_foreign:
+    """Take the fingerprints that saves have gone without (`Contents.at_pack`), before something that the version does
+    not tell: foreign code gets their bytes, or the version moves and no byte changes."""
+    if contents is not None:
         for handle in handles:
             if handle.digest is None and not isinstance(handle, Needed):
                 with modes.aside():

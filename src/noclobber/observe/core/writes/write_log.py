@@ -22,6 +22,7 @@ from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import spare_key
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 from noclobber.observe.witness.layout import span_of
 
 _WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
@@ -62,11 +63,11 @@ def _every(context: Context) -> Before:
 def _to_saves(context: Context) -> Before:
     """Return it for `watch`: it passes a write to the live saves of its storage.
 
-    A tensor in the graph shares its version counter with its saves. So it is enough to remember the write: the moved
-    version will lead to it. The first writes of a line are asked for live saves all the same, as only now its frame is
-    there to be looked at. A tensor made from `.data` may have a version counter of its own. With gradients on, a
-    write to a tensor outside of the graph is remembered too if other tensors share the memory: it may bring the tensor
-    into the graph, and PyTorch then refuses views that were made before.
+    What an operator made in the graph shares its version counter with its saves. So it is enough to remember the write:
+    the moved version will lead to it. The first writes of a line are asked for live saves all the same, as only now its
+    frame is there to be looked at. A tensor made from `.data` may have a version counter of its own, a leaf too. With
+    gradients on, a write to a tensor outside of the graph is remembered too if other tensors share the memory: it may
+    bring the tensor into the graph, and PyTorch then refuses views that were made before.
 
     Operators write most often to memory that they have just made: torch has allocated it, no other tensor shares it,
     and nothing in Python holds the tensor. No save can lie on it, and nobody reads it again. To tell so costs less than
@@ -116,7 +117,7 @@ def _to_saves(context: Context) -> Before:
             frame = frame_above(2)
             for look in attentive | attended.get(key, {}) | of_graph:  # each once
                 look(written, tensor, key, frame)
-        counted = in_graph and is_plain and not (written.uncounted or written.detaches)
+        counted = in_graph and is_plain and not (written.uncounted or written.detaches or is_leaf(tensor))
         if not counted or context.careful or (untracked and tensor._is_view()):
             if begins is not None and not counted:
                 begins(key)

@@ -36,6 +36,12 @@ class Weak(weakref.ref[Thing]):
     __slots__ = ()
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Return True for a leaf. A view is asked for its base and not for its node, which PyTorch may refuse."""
+    base = tensor._base if tensor._is_view() else None
+    return tensor.is_leaf if base is None else not base.requires_grad
+
+
 def take(tensor: torch.Tensor) -> torch.Tensor:
     """Return what `tensor.data` gives."""
     taken: torch.Tensor = _data.__get__(tensor)
