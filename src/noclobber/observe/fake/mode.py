@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.sites import caller, site_of
+from noclobber.observe.fake.cudnn import Cudnn
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.overlaps import refuse_overlaps
@@ -50,7 +51,8 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         # PyTorch notes on the mode that a thread works on shapes, and fails if two do (torch 2.13).
         self._one_at_a_time = threading.RLock()
         self._is_program = is_program
-        self._answers = Answers(asked, self._fresh).of
+        self.cudnn = Cudnn(self._fresh)
+        self._answers = {**Answers(asked, self._fresh).of, **self.cudnn.of}
 
     def patch(self, patches: Patches) -> None:
         """Let only one thread at a time work on shapes, also one that has not this mode."""
@@ -76,7 +78,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Return itself: the copy of a tensor belongs to the same run."""
         return self
 
-    def _fresh(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _fresh(self, make: Callable[[], Any]) -> Any:
         with self:
             return make()
 

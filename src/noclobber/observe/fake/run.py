@@ -15,7 +15,7 @@ from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
 from noclobber.observe import subscription
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.fake import autocasts, cuda, devices, kernels, modules, outside, ranks, values
+from noclobber.observe.fake import autocasts, cuda, cudnn, devices, kernels, modules, outside, ranks, values
 from noclobber.observe.fake.batches import Batches
 from noclobber.observe.fake.checkpoints import Checkpoints
 from noclobber.observe.fake.memory import Memory
@@ -77,6 +77,7 @@ class FakeRun:
             cuda.patch(patches, gpu, self.devices, self.memory)
             autocasts.patch(patches, gpu.kind)
             kernels.patch(patches, gpu.kind)
+            cudnn.patch(patches, gpu.kind)
         self._at_end.callback(self.steps.patch(patches))
         outside.patch(patches, self._away)
         self._checkpoints.patch(patches)
@@ -152,6 +153,7 @@ class FakeRun:
             said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
         said += self._batches.notes() if self._batches is not None else []
         said += self._mode.stopped
+        said += self._mode.cudnn.notes()
         if self.elsewhere:
             ran = f"{self.elsewhere} backward call{'s' * (self.elsewhere != 1)} of other threads ran with values"
             said.append(f"{ran}: `--fake` is for the thread that begins the program")
