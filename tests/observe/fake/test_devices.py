@@ -110,6 +110,23 @@ def test_dropout_and_attention_keep_what_they_keep_on_a_gpu(run):
     assert kept(lambda: attend(q, q, q, dropout_p=0.1, is_causal=True)) < 4 * q.nbytes < 2 * pairs
 
 
+def test_an_optimizer_steps_over_all_parameters_at_once_as_on_a_gpu(run):
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(10))).cuda()
+    model(torch.randn(1, 64, device="cuda")).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
+    assert [one._version for one in model.parameters()] == [2] * 10  # decayed and stepped
+    # parameters, gradients, two states, and the square roots of one (torch 2.13, optim/adam.py)
+    assert torch.cuda.max_memory_allocated() == pytest.approx(5 * 10 * 64 * 64 * 4, rel=0.02)
+
+
+def test_a_bag_of_embeddings_keeps_where_each_one_goes_as_on_a_gpu(run):
+    layer, x = torch.nn.EmbeddingBag(50, 8, mode="sum").cuda(), torch.randint(0, 50, (4, 6), device="cuda")
+    with noclobber.watch(ledger=True) as seen:
+        layer(x)
+    # the indices, where each goes, the first of each bag, how many a bag has (torch 2.13, cuda/EmbeddingBag.cu)
+    assert seen.ledger().bytes == (24 + 24 + 4 + 4) * 8
+
+
 def test_memory_is_that_of_the_tensors(run):
     begin = torch.cuda.memory_allocated()
     big = torch.empty(10**12, device="cuda", dtype=torch.uint8)

@@ -1,22 +1,34 @@
-"""Dropout and attention as a GPU computes them, in a fake run: they keep less for backward than the CPU's do."""
+"""The kernels of a GPU, in a fake run: dropout and attention keep less for backward than the CPU's do, and an optimizer
+steps over all parameters at once, which takes more memory than one after another."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 
-from noclobber.observe.fake.devices import HALVES
+from noclobber.observe.fake.devices import HALVES, is_played
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors.fake_tensors import AT_ONCE, FakeTensor
 
 aten = torch.ops.aten
 _LARGEST_HEAD = 256
 """The largest dimension of a head that flash attention takes."""
 
 
-def patch(patches: Patches, kind: str) -> None:
-    """Put functions that choose a GPU's kernels for the played device in the place of PyTorch's."""
+def patch(patches: Patches, kind: str) -> Callable[[], None]:
+    """Put functions that choose a GPU's kernels for the played device in the place of PyTorch's; the function that is
+    returned undoes what `patches` does not."""
     drop, attend = torch.dropout, functional.scaled_dot_product_attention
+    rules = private.lookup("_meta_registrations")
+    hint = rules.device_hint
+
+    def device_hint(tensor: Any) -> str:
+        """Return the kind of device for which PyTorch's rules of shapes answer."""
+        return kind if isinstance(tensor, FakeTensor) and is_played(tensor.fake_device) else hint(tensor)
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         if input.device.type == kind and train and 0 < p < 1 and input.numel():
@@ -58,6 +70,9 @@ def patch(patches: Patches, kind: str) -> None:
     patches.put(private.lookup("_VF"), "dropout", dropout)
     patches.put(torch, "dropout", dropout)
     patches.put(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
+    patches.put(rules, "device_hint", device_hint)
+    AT_ONCE.append(FakeTensor)  # `torch.distributed.tensor` adds to the list too, so it is not replaced
+    return lambda: AT_ONCE.remove(FakeTensor)
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

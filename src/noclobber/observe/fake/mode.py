@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.sites import caller, site_of
+from noclobber.observe.core.writes.write_mode import move_versions
 from noclobber.observe.fake.cudnn import Cudnn
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
@@ -105,11 +106,15 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         elif func in self.lift_fns and not isinstance(args[0], FakeTensor):
             result = self._lifted(args[0])
         else:
-            if not devices.inside and func._schema.is_mutable:
-                refuse_overlaps(func, args, options)
+            writes = written(func, args, options) if not devices.inside and func._schema.is_mutable else []
+            refuse_overlaps(func, writes, args, options)
+            # PyTorch leaves the versions of lists under a mode (torch 2.13; tests/observe/fake/test_devices.py).
+            is_of_lists = func._schema.name.startswith("aten::_foreach_")
+            versions = [(one, tensor_state.version_of(one)) for one in writes if is_of_lists]
             result = self._on_shapes(func, types, args, options)
             if result is NotImplemented:
                 return result
+            move_versions(versions)
         if not devices.inside:
             self._way.guarded(self._follow, func, args, options, result)
         return result

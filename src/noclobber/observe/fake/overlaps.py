@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from noclobber.observe.fake.values import written
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
@@ -24,14 +23,14 @@ _CHECKED = frozenset({"aten::copy_"})
 """Operators that check, beside those that work element by element. `fill_` does not: it may write twice."""
 
 
-def refuse_overlaps(func: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
+def refuse_overlaps(func: Any, writes: Sequence[torch.Tensor], args: Sequence[Any], options: dict[str, Any]) -> None:
     """Raise what PyTorch raises, in its words, where an operator writes into elements that share memory, or reads what
     it writes at another place (torch 2.13, MemoryOverlap.cpp; tests/observe/fake/test_overlaps.py)."""
     if torch.Tag.pointwise not in func.tags and func._schema.name not in _CHECKED:
         return
     if func._schema.name in ("aten::fill_", "aten::masked_fill_", "aten::zero_"):
         return
-    for output in written(func, args, options):
+    for output in writes:
         if any(size > 1 and stride == 0 for size, stride in zip(output.shape, output.stride(), strict=True)):
             raise RuntimeError(_ITSELF)
         for given in pytree.arg_tree_leaves(*args, **options):

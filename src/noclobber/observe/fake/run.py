@@ -76,7 +76,7 @@ class FakeRun:
         if gpu.count:
             cuda.patch(patches, gpu, self.devices, self.memory)
             autocasts.patch(patches, gpu.kind)
-            kernels.patch(patches, gpu.kind)
+            self._at_end.callback(kernels.patch(patches, gpu.kind))
             cudnn.patch(patches, gpu.kind)
         self._at_end.callback(self.steps.patch(patches))
         outside.patch(patches, self._away)

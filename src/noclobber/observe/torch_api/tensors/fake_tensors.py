@@ -19,8 +19,10 @@ try:
     from torch._higher_order_ops.utils import registered_hop_fake_fns as TAKING_FUNCTIONS
     from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.optim.optimizer import _foreach_supported_types as AT_ONCE
 
     # `TAKING_FUNCTIONS` are operators that take functions, such as `flex_attention`, and that the mode itself runs.
+    # `AT_ONCE` are the classes of parameters over which an optimizer on a GPU steps at once (torch 2.13).
     DEVICE = vars(FakeTensor)["device"]
     """The property that tells the device of a fake tensor."""
     WITHOUT_VALUES: tuple[type[RuntimeError], ...] = (
@@ -43,6 +45,7 @@ except (ImportError, AttributeError, KeyError) as missing:
     ) from None
 
 __all__ = [
+    "AT_ONCE",
     "DEVICE",
     "LOADING",
     "TAKING_FUNCTIONS",
