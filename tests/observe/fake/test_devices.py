@@ -111,12 +111,25 @@ def test_dropout_and_attention_keep_what_they_keep_on_a_gpu(run):
 
 
 def test_an_optimizer_steps_over_all_parameters_at_once_as_on_a_gpu(run):
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(10))).cuda()
-    model(torch.randn(1, 64, device="cuda")).sum().backward()
-    torch.optim.AdamW(model.parameters()).step()
-    assert [one._version for one in model.parameters()] == [2] * 10  # decayed and stepped
+    parameters = [torch.nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(10)]
+    sum(one.square().sum() for one in parameters).backward()
+    torch.optim.AdamW(parameters).step()
+    assert [one._version for one in parameters] == [2] * 10  # decayed and stepped
     # parameters, gradients, two states, and the square roots of one (torch 2.13, optim/adam.py)
     assert torch.cuda.max_memory_allocated() == pytest.approx(5 * 10 * 64 * 64 * 4, rel=0.02)
+
+
+@pytest.mark.parametrize(("gpu", "workspace"), [("H100", 32 * 2**20), ("A100", 2 * 2**22 + 2**17)])
+def test_forward_and_backward_each_have_a_workspace_for_products(gpu, workspace):
+    with noclobber.fake(device=f"cuda:{gpu}"):
+        x = torch.randn(8, 8, device="cuda", requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        output = x.relu() @ x
+        kept = 2 * x.nbytes
+        assert torch.cuda.memory_allocated() - before == workspace + kept
+        output.sum().backward()
+        del output
+        assert torch.cuda.memory_allocated() - before == 2 * workspace + x.grad.nbytes
 
 
 def test_a_bag_of_embeddings_keeps_where_each_one_goes_as_on_a_gpu(run):

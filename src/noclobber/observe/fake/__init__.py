@@ -9,6 +9,7 @@ autocasts   `torch.autocast` for the played device
 kernels     dropout and attention as a GPU computes them
 modules     gives modules from before the run their tensors back
 cudnn       recurrent layers and cells as a GPU computes them
+cublas      the workspaces for products of matrices
 batches     batches of the shapes that are asked for, where there is no data
 checkpoints files of weights: what is saved is kept without values, and what is there is read as shapes
 outside     what stays real: data loaders and data sets

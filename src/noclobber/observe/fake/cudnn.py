@@ -1,5 +1,5 @@
-"""Recurrent layers as a GPU computes them, in a fake run: cuDNN for layers, PyTorch's fused kernels for cells. Both keep
-more for backward than the CPU's do."""
+"""Recurrent layers as a GPU computes them, in a fake run: cuDNN's for layers, PyTorch's fused kernels for cells. Both
+keep more for backward than the CPU's do."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def _layers(native: Callable[..., Any], mode: int, kind: str) -> Callable[..., A
 
 
 def _is_for_cudnn(input: torch.Tensor, kind: str) -> bool:
-    return input.device.type == kind and input.is_floating_point() and input.numel() > 0 and torch.backends.cudnn.enabled
+    return (
+        input.device.type == kind and input.is_floating_point() and input.numel() > 0 and torch.backends.cudnn.enabled
+    )
 
 
 def _lstm_cell(native: Callable[..., Any], kind: str) -> Callable[..., Any]:
@@ -89,7 +91,7 @@ def _like(gates: torch.Tensor, *tensors: Any) -> list[Any]:
 class Cudnn:
     """What cuDNN's operators return. `fresh` makes fake tensors, and counts them.
 
-    NVIDIA does not say how large the reserve and the workspace are (`cudnnGetRNNTempSpaceSizes`), so both are estimates.
+    NVIDIA does not say how `cudnnGetRNNTempSpaceSizes` gets the sizes of reserve and workspace: both are estimates.
     """
 
     def __init__(self, fresh: Callable[[Callable[[], Any]], Any]) -> None:
@@ -184,10 +186,10 @@ def _reserve(input: torch.Tensor, mode: int, width: int, projected: int, layers:
     """Return the bytes that cuDNN keeps for backward, by time step and direction: what `_RESERVED` says of each layer,
     and the output of each layer but the last.
 
-    pytorch#2895 has sizes that cuDNN 7 gave on a P100: 736,000,000 bytes for an LSTM, 864,000,000 for a GRU. The counts
-    of parameters there say 4 layers of 320 hidden states in float32. The sizes are then 23 and 27 hidden states of 25,000
-    time steps: 4 * 5 + 3 and 4 * 6 + 3. For `nn.RNN`, 4 * 1 + 3 follows from the memory in use there. That a projection
-    keeps its input is a derivation. The peak of an LSTM with cuDNN 9 agrees (docs/see-before-you-run.md).
+    pytorch#2895 has sizes that an older cuDNN gave on a P100: 736,000,000 bytes for an LSTM, 864,000,000 for a GRU. The
+    counts of parameters there say 4 layers of 320 hidden states in float32. The sizes are then 23 and 27 hidden states
+    of 25,000 time steps: 4 * 5 + 3 and 4 * 6 + 3. For `nn.RNN`, 4 * 1 + 3 follows from the memory in use there. That a
+    projection keeps its input is a derivation. The peak of an LSTM with cuDNN 9 agrees (docs/see-before-you-run.md).
     """
     states = layers * (_RESERVED[mode] + (projected > 0)) * width + (layers - 1) * (projected or width)
     return _rows(input) * (1 + both) * states * input.itemsize

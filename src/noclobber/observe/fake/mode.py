@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from noclobber.model.fake import Gpu
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.sites import caller, site_of
 from noclobber.observe.core.writes.write_mode import move_versions
+from noclobber.observe.fake.cublas import Cublas
 from noclobber.observe.fake.cudnn import Cudnn
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
@@ -40,7 +42,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     they are.
     """
 
-    def __init__(self, devices: Devices, memory: Memory, asked: Asked, way: Way, *, is_program: bool) -> None:
+    def __init__(self, gpu: Gpu, devices: Devices, memory: Memory, asked: Asked, way: Way, *, is_program: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.fake_tensor_converter = Converter(copy_data=False, export=False)
         self.devices = devices
@@ -52,7 +54,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         # PyTorch notes on the mode that a thread works on shapes, and fails if two do (torch 2.13).
         self._one_at_a_time = threading.RLock()
         self._is_program = is_program
-        self.cudnn = Cudnn(self._fresh)
+        self.cudnn, self._cublas = Cudnn(self._fresh), Cublas(gpu, self._fresh)
         self._answers = {**Answers(asked, self._fresh).of, **self.cudnn.of}
 
     def patch(self, patches: Patches) -> None:
@@ -130,6 +132,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         follow(func, args, options, result)
         for one in (*pytree.tree_leaves(result), *written(func, args, options)):
             self._memory.made(one)
+        self._cublas.multiplied(func, result)
 
     def put_back(self) -> None:
         """Take away the gradients that parameters from before the run have got in it, and the versions of writes that

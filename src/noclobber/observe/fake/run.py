@@ -45,7 +45,7 @@ class FakeRun:
         self.devices = devices.Devices(order.gpu)
         way = Way("the run without values", failed, lasting=True)
         self.steps = Steps(order.steps, self.memory, way)
-        self._mode = Mode(self.devices, self.memory, self._asked, way, is_program=order.is_program)
+        self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices)
         self._checkpoints = Checkpoints(self._away, self.devices)
         self._batches = Batches(order.batch) if order.batch is not None else None

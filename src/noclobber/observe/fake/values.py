@@ -258,8 +258,8 @@ class Answers:
             aten._pack_padded_sequence.default: self._packed,
             aten._ctc_loss.default: self._ctc_loss,
             aten._ctc_loss.Tensor: self._ctc_loss,
-            aten._ctc_loss_backward.default: self._like_second,
-            aten._ctc_loss_backward.Tensor: self._like_second,
+            aten._ctc_loss_backward.default: self._ctc_loss_backward,
+            aten._ctc_loss_backward.Tensor: self._ctc_loss_backward,
             aten.linalg_lstsq.default: self._least_squares,
             aten.nonzero.default: self._nonzero,
             aten.masked_select.default: self._masked_select,
@@ -334,7 +334,9 @@ class Answers:
         loss = self._new(sizes[: chances.dim() - 2], chances.dtype, chances.device)
         return loss, self._new(sizes, chances.dtype, chances.device)
 
-    def _like_second(self, gradient: torch.Tensor, chances: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def _ctc_loss_backward(self, gradient: torch.Tensor, chances: torch.Tensor, *given: Any, **_: Any) -> torch.Tensor:
+        *_, alpha = (one for one in given if isinstance(one, torch.Tensor))
+        _beta = self._new(alpha.shape, alpha.dtype, alpha.device)  # needed meanwhile (torch 2.13, LossCTC.cpp)
         return self._new(chances.shape, chances.dtype, chances.device)
 
     def _least_squares(self, one: torch.Tensor, other: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
