@@ -335,7 +335,7 @@ class Answers:
         return loss, self._new(sizes, chances.dtype, chances.device)
 
     def _ctc_loss_backward(self, gradient: torch.Tensor, chances: torch.Tensor, *given: Any, **_: Any) -> torch.Tensor:
-        *_, alpha = (one for one in given if isinstance(one, torch.Tensor))
+        alpha = next(one for one in reversed(given) if isinstance(one, torch.Tensor))
         _beta = self._new(alpha.shape, alpha.dtype, alpha.device)  # needed meanwhile (torch 2.13, LossCTC.cpp)
         return self._new(chances.shape, chances.dtype, chances.device)
 
