@@ -43,6 +43,8 @@ class fake:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if self._run is not None:
+            if error is not None:
+                self._run.explain(error)
             self._run.end()
         return isinstance(error, Enough)
 

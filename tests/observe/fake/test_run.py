@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.fake import mode, ranks
+from noclobber.observe.fake import devices, mode, ranks
 
 
 def test_a_stale_save_is_found_at_full_size():
@@ -144,6 +144,34 @@ def test_a_failure_of_noclobber_costs_what_follows_and_not_the_program(monkeypat
         y = torch.nn.Linear(4, 4)(torch.randn(2, 4)).sum()
         y.backward()
     assert any("the run without values failed: ValueError: planted" in note for note in run.notes)
+
+
+def test_a_failure_inside_a_replaced_function_is_not_the_programs(monkeypatch):
+    monkeypatch.setattr(devices.values, "MOST", None)  # compared with a number
+    run = noclobber.fake()
+    with pytest.raises(TypeError) as raised, run:
+        torch.randn(3).numpy()
+    assert raised.value.__notes__ == ["noclobber: this error comes from noclobber itself, not from the program"]
+    assert any("the run without values failed: TypeError" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: torch.randn(3, device="cuda").numpy(),
+        lambda: torch.randn(3, device="cuda:7"),
+        lambda: torch.randn(3, dtype=torch.bfloat16).numpy(),
+        lambda: torch.randn(3).undefined,
+        lambda: torch.dropout(torch.randn(3), 7, True),
+        lambda: torch.nn.functional.scaled_dot_product_attention(1, 2, 3),
+    ],
+)
+def test_an_error_of_the_program_stays_its_own(wrong):
+    run = noclobber.fake()
+    with pytest.raises((TypeError, RuntimeError, AttributeError)) as raised, run:
+        wrong()
+    assert not any("from noclobber itself" in note for note in getattr(raised.value, "__notes__", ()))
+    assert not any("failed" in note for note in run.notes)
 
 
 def scaled_through_data(weight):

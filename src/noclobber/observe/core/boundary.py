@@ -8,6 +8,7 @@ where PyTorch would raise too. Every other error is noclobber's own fault: the p
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import os
 import traceback
@@ -17,6 +18,7 @@ from typing import ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.report import Lost
+from noclobber.model.source import Owner, owner_of
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.patches import Patches
 
@@ -103,6 +105,22 @@ class Way:
         self.on = self.on and self._lasting
         with contextlib.suppress(Exception):
             self._told(lost(self.name, failure))
+
+
+_CALLS_OR_RAISES = ("CALL", "PRECALL", "RAISE", "RERAISE")
+
+
+def is_own(error: BaseException) -> bool:
+    """Return True for an error that a replaced function has made itself: not by a `raise`, which has PyTorch's words,
+    and not in something that it called, which is the program's or PyTorch's."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None or isinstance(error, RuntimeError):  # PyTorch's, of an operation on tensors
+        return False
+    code = innermost.tb_frame.f_code
+    instruction = dis.opname[code.co_code[innermost.tb_lasti]]
+    return owner_of(code.co_filename) is Owner.NOCLOBBER and not instruction.startswith(_CALLS_OR_RAISES)
 
 
 def lost(way: str, failure: Exception) -> Lost:

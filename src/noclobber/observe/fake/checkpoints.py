@@ -111,6 +111,10 @@ class _Saved:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Return a tensor."""
+        if name not in self._tensors:
+            from safetensors import SafetensorError
+
+            raise SafetensorError(f"File does not contain tensor {name}")
         return self._tensors[name]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
@@ -119,7 +123,7 @@ class _Saved:
 
     def get_slice(self, name: str) -> _Slice:
         """Return a tensor of which a part can be asked."""
-        return _Slice(self._tensors[name])
+        return _Slice(self.get_tensor(name))
 
 
 class _Slice:

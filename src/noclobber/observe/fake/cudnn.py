@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch.utils import _pytree as pytree
 
+from noclobber.observe.fake.kernels import is_on
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 
@@ -32,7 +33,8 @@ def patch(patches: Patches, kind: str) -> None:
 
 def _layers(native: Callable[..., Any], mode: int, kind: str) -> Callable[..., Any]:
     def layers(*args: Any, **options: Any) -> Any:
-        if options or not _is_for_cudnn(args[0], kind):
+        is_for_cudnn = not options and is_on(kind, args[0]) and torch.backends.cudnn.enabled
+        if not (is_for_cudnn and args[0].is_floating_point() and args[0].numel()):
             return native(*args, **options)
         if isinstance(args[3], bool):
             input, hx, weights, has_biases, count, dropout, train, both, batch_first = args
@@ -57,15 +59,9 @@ def _layers(native: Callable[..., Any], mode: int, kind: str) -> Callable[..., A
     return layers
 
 
-def _is_for_cudnn(input: torch.Tensor, kind: str) -> bool:
-    return (
-        input.device.type == kind and input.is_floating_point() and input.numel() > 0 and torch.backends.cudnn.enabled
-    )
-
-
 def _lstm_cell(native: Callable[..., Any], kind: str) -> Callable[..., Any]:
     def lstm_cell(input: torch.Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        if input.device.type != kind:
+        if not is_on(kind, input, *hx):
             return native(input, hx, w_ih, w_hh, b_ih, b_hh)
         gates = functional.linear(input, w_ih), functional.linear(hx[0], w_hh)
         return aten._thnn_fused_lstm_cell(*gates, *_like(gates[0], hx[1], b_ih, b_hh))[:2]
@@ -75,7 +71,7 @@ def _lstm_cell(native: Callable[..., Any], kind: str) -> Callable[..., Any]:
 
 def _gru_cell(native: Callable[..., Any], kind: str) -> Callable[..., Any]:
     def gru_cell(input: torch.Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        if input.device.type != kind:
+        if not is_on(kind, input, hx):
             return native(input, hx, w_ih, w_hh, b_ih, b_hh)
         gates = functional.linear(input, w_ih), functional.linear(hx, w_hh)
         return aten._thnn_fused_gru_cell(*gates, *_like(gates[0], hx, b_ih, b_hh))[0]

@@ -31,7 +31,7 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
         return kind if isinstance(tensor, FakeTensor) and is_played(tensor.fake_device) else hint(tensor)
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        if input.device.type == kind and train and 0 < p < 1 and input.numel():
+        if is_on(kind, input) and train and 0 < p < 1 and input.numel():
             return torch.native_dropout(input, p, True)[0]  # keeps a mask of one byte for each element
         return drop(input, p, train)
 
@@ -45,8 +45,7 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        on_gpu = all(one.device.type == kind for one in (query, key, value))  # also parts of a DTensor
-        if not (on_gpu and _fits(query, key, value)):
+        if not (is_on(kind, query, key, value) and _fits(query, key, value)):  # also parts of a DTensor
             return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -73,6 +72,11 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
     patches.put(rules, "device_hint", device_hint)
     AT_ONCE.append(FakeTensor)  # `torch.distributed.tensor` adds to the list too, so it is not replaced
     return lambda: AT_ONCE.remove(FakeTensor)
+
+
+def is_on(kind: str, *given: object) -> bool:
+    """Return True for tensors that are on the played device: what else a program gives, PyTorch refuses."""
+    return all(isinstance(one, torch.Tensor) and one.device.type == kind for one in given)
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from noclobber.model.fake import FakeOrder
 from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
 from noclobber.observe import subscription
-from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.boundary import Way, is_own
 from noclobber.observe.fake import autocasts, cuda, cudnn, devices, kernels, modules, outside, ranks, values
 from noclobber.observe.fake.batches import Batches
 from noclobber.observe.fake.checkpoints import Checkpoints
@@ -43,9 +43,9 @@ class FakeRun:
         self._asked = Asked()
         self.memory = Memory()
         self.devices = devices.Devices(order.gpu)
-        way = Way("the run without values", failed, lasting=True)
-        self.steps = Steps(order.steps, self.memory, way)
-        self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, way, is_program=order.is_program)
+        self._way = Way("the run without values", failed, lasting=True)
+        self.steps = Steps(order.steps, self.memory, self._way)
+        self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, self._way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices)
         self._checkpoints = Checkpoints(self._away, self.devices)
         self._batches = Batches(order.batch) if order.batch is not None else None
@@ -121,8 +121,11 @@ class FakeRun:
         self.elsewhere += get_ident() != self._thread
 
     def explain(self, error: BaseException) -> None:
-        """Say in a note of an error that ends the program if it comes from tensors without values."""
-        if isinstance(error, Exception) and not getattr(error, "__notes__", None):
+        """Say in a note of an error that ends the program if it comes from noclobber or from the lack of values."""
+        if isinstance(error, Exception) and is_own(error):
+            self._way.fail(error)
+            error.add_note("noclobber: this error comes from noclobber itself, not from the program")
+        elif isinstance(error, Exception) and not getattr(error, "__notes__", None):
             frames = traceback.walk_tb(error.__traceback__)
             if "FakeTensor" in str(error) or any(_OF_FAKES in frame.f_code.co_filename for frame, _ in frames):
                 error.add_note(
