@@ -54,6 +54,24 @@ def test_every_way_of_naming_a_device(run):
         torch.randn(3, device="cuda:5")
 
 
+def test_types_of_older_programs_are_those_of_the_gpu(run):
+    made = torch.cuda.FloatTensor(2, 3)
+    assert (made.device.type, made.shape, made.dtype) == ("cuda", (2, 3), torch.float32)
+    assert torch.cuda.LongTensor([4, 5]).tolist() == [4, 5]
+    assert made.type() == "torch.cuda.FloatTensor"
+    assert isinstance(made, torch.cuda.FloatTensor)
+    assert not isinstance(made.cpu(), torch.cuda.FloatTensor)
+    assert torch.randn(2).type(torch.cuda.HalfTensor).type() == "torch.cuda.HalfTensor"
+    assert torch.randn(2, device="cuda:1").type("torch.cuda.LongTensor").device == torch.device("cuda:1")
+    assert made.type(torch.DoubleTensor).type() == "torch.DoubleTensor"
+    assert made.type(torch.float64).is_cuda
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    try:
+        assert torch.zeros(3).is_cuda
+    finally:
+        torch.set_default_device(None)
+
+
 def test_a_tensor_that_is_there_is_not_copied(run):
     tensor = torch.randn(3, device="cuda")
     assert tensor.to("cuda") is tensor

@@ -5,8 +5,9 @@ mode        every operator comes through here: it is run on shapes, and the othe
 values      values that are known (small tensors that no parameter reaches), and stand-ins for all others
 devices     plays the device that the program asks for on one that exists
 cuda        what `torch.cuda` answers then
+classes     `torch.cuda.FloatTensor` and its like, of older programs
 autocasts   `torch.autocast` for the played device
-kernels     dropout and attention as a GPU computes them
+kernels     dropout, attention and optimizers as a GPU computes them
 modules     gives modules from before the run their tensors back
 cudnn       recurrent layers and cells as a GPU computes them
 cublas      the workspaces for products of matrices

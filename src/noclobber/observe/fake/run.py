@@ -15,7 +15,7 @@ from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
 from noclobber.observe import subscription
 from noclobber.observe.core.boundary import Way, is_own
-from noclobber.observe.fake import autocasts, cuda, cudnn, devices, kernels, modules, outside, ranks, values
+from noclobber.observe.fake import autocasts, classes, cuda, cudnn, devices, kernels, modules, outside, ranks, values
 from noclobber.observe.fake.batches import Batches
 from noclobber.observe.fake.checkpoints import Checkpoints
 from noclobber.observe.fake.memory import Memory
@@ -75,6 +75,7 @@ class FakeRun:
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
             cuda.patch(patches, gpu, self.devices, self.memory)
+            classes.patch(patches, self.devices)
             autocasts.patch(patches, gpu.kind)
             self._at_end.callback(kernels.patch(patches, gpu.kind))
             cudnn.patch(patches, gpu.kind)
