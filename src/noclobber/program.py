@@ -6,6 +6,7 @@ import atexit
 import builtins
 import contextlib
 import importlib.util
+import inspect
 import linecache
 import os
 import pkgutil
@@ -13,7 +14,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
@@ -92,6 +93,32 @@ def load(words: Sequence[str], read: Callable[[str], bytes | None] = lambda path
     names = {"__loader__": SourceFileLoader("__main__", path), "__file__": path, "__cached__": None}
     folder = os.path.dirname(os.path.realpath(path))
     return Program([first, *rest], folder, _compiled(source, path, first), names=names)
+
+
+def giving(program: Program, name: str, give: Callable[[bool], object]) -> Program:
+    """Return a program whose function of a name, such as `get_batch` or `Data.next`, returns what `give` returns. That
+    is asked for an iterator where the function is a generator."""
+
+    def replaced(code: CodeType) -> CodeType:
+        if name in (code.co_name, code.co_qualname):
+            yields = bool(code.co_flags & inspect.CO_GENERATOR)
+            return _GIVES.replace(
+                co_consts=tuple(partial(give, yields) if one == _GIVEN else one for one in _GIVES.co_consts),
+                co_filename=code.co_filename,
+                co_firstlineno=code.co_firstlineno,
+                co_name=code.co_name,
+                co_qualname=code.co_qualname,
+            )
+        consts = tuple(replaced(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+        return code.replace(co_consts=consts)
+
+    return program if program.code is None else replace(program, code=replaced(program.code))
+
+
+_GIVEN = "what is given"
+_FUNCTION = compile(f"def f(*_, **__):\n give = {_GIVEN!r}\n return give()", "", "exec", dont_inherit=True)
+_GIVES = next(one for one in _FUNCTION.co_consts if isinstance(one, CodeType))
+"""A function that returns what a constant of it returns."""
 
 
 def _compiled(source: bytes, filename: str, shown: str) -> CodeType:

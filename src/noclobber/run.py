@@ -29,6 +29,14 @@ STARTING = 2.0
 """Seconds that a child gets to write its first line, if it was started just before the end."""
 
 
+def _batch(iterates: bool) -> object:
+    """Return a batch of a run without values, or an iterator over some."""
+    from noclobber.observe.fake.run import active
+
+    run = active()
+    return run.given(iterates) if run is not None else None
+
+
 class Run:
     """A program's run. What the program may change and the report needs is kept from before its first line.
 
@@ -78,6 +86,8 @@ class Run:
         self._member.at_exit = partial(self._left, report)
         try:
             loaded = program.load(words)
+            if (faked := self._session.fake) is not None and faked.giver:
+                loaded = program.giving(loaded, faked.giver, _batch)
             self._argv = list(loaded.argv)
             with self.kept_apart():
                 self._member.begin()

@@ -144,9 +144,47 @@ def test_batches_of_the_shapes_that_are_asked_for(tmp_path, shapes, take, seen):
     assert "was not used" not in done.stderr
 
 
-def test_shapes_that_nobody_asks_for_are_told(tmp_path):
-    done = run(tmp_path, TRAINER.partition("data =")[0], "--shapes", "8x3")
-    assert "`--shapes` was not used: the program asked no `DataLoader` for a batch" in done.stderr
+MISSING = """
+import numpy, torch
+
+def batch(split, size=12):
+    data = numpy.memmap(split + ".bin", numpy.uint16)
+    return torch.from_numpy(data[:size]).cuda()
+
+class Data:
+    def __init__(self, file):
+        self.file = file
+    def __iter__(self):
+        yield from open(self.file)
+
+model = torch.nn.Linear(3, 4096).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in TAKE:
+    model(x).sum().backward()
+    optimizer.step()
+    print(x.device, x.shape)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "take"), [("batch", "(batch('train', size=3) for _ in range(9))"), ("Data.__iter__", "Data('train.txt')")]
+)
+def test_a_function_of_the_program_gives_batches(tmp_path, name, take):
+    done = run(tmp_path, MISSING.replace("TAKE", take), "--shapes", f"{name}()=512x3")
+    assert done.stdout == "cuda:0 torch.Size([512, 3])\n" * 2
+    assert "nothing found in 3 backward calls, in a run without values" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ("8x3", "the program asked no `DataLoader` for a batch"),
+        ("batch()=8x3", "the program did not call a function `batch` of its file"),
+    ],
+)
+def test_shapes_that_nobody_asks_for_are_told(tmp_path, shapes, words):
+    done = run(tmp_path, TRAINER.partition("data =")[0], "--shapes", shapes)
+    assert f"`--shapes` was not used: {words}" in done.stderr
 
 
 DATA = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from noclobber.cli.parser import whole
-from noclobber.model.fake import STEPS, FakeOrder, batch_of, gpu_of
+from noclobber.model.fake import STEPS, FakeOrder, gpu_of, shapes_of
 
 
 def add_fake(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,8 @@ def add_fake(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--shapes", metavar="SHAPES",
         help="with --fake: what each batch of a data loader is, where there is no data, such as "
-        "input_ids=8x4096:int64,labels=8x4096:int64 or 8x3x224x224,8:int64",
+        "input_ids=8x4096:int64,labels=8x4096:int64 or 8x3x224x224,8:int64; get_batch()=8x1024:int64 for what a "
+        "function of the program returns",
     )  # fmt: skip
     how.add_argument("--world-size", type=whole, metavar="N", help="with --fake: run as one rank of N")
     how.add_argument("--rank", type=int, metavar="N", help="with --world-size: which rank; 0 by default")
@@ -46,7 +47,7 @@ def order_of(options: argparse.Namespace) -> FakeOrder | None:
         options.parser.error(f"--rank {rank} is none of --world-size {world}")
     try:
         gpu = gpu_of(options.device or "cuda", world)
-        batch = batch_of(options.shapes) if options.shapes is not None else None
+        giver, batch = shapes_of(options.shapes) if options.shapes is not None else ("", None)
     except ValueError as reason:
         options.parser.error(str(reason))
-    return FakeOrder(options.steps or STEPS, gpu, world, rank, batch, is_program=True)
+    return FakeOrder(options.steps or STEPS, gpu, world, rank, batch, giver, is_program=True)

@@ -78,6 +78,16 @@ _DTYPES = (
 _SHAPE = re.compile(r"(?:([^\W\d]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?")
 
 
+_GIVER = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)\(\)=")
+
+
+def shapes_of(text: str) -> tuple[str, Batch]:
+    """Read "get_batch()=12x1024:int64,12x1024:int64" as the name of a function and the batch that it gives. The name is
+    empty where none is said. Raises ValueError with words for a person."""
+    found = _GIVER.match(text)
+    return (found[1], batch_of(text[found.end() :])) if found is not None else ("", batch_of(text))
+
+
 def batch_of(text: str) -> Batch:
     """Read "input_ids=8x4096:int64,labels=8x4096:int64" as a dict, "8x3x224x224,8:int64" as a list, "8x3x224x224" as a
     tensor. A tensor is float32 where nothing is said. Raises ValueError with words for a person."""
@@ -115,5 +125,7 @@ class FakeOrder:
     rank: int = 0
     batch: Batch | None = None
     """What a data loader gives in place of its data; None for the data."""
+    giver: str = ""
+    """A function of the program's file that gives the batch, in place of a data loader."""
     is_program: bool = False
     """Whether the whole program is inside, so that no tensor was there before."""

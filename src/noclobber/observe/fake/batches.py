@@ -11,18 +11,32 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from noclobber.model.fake import STEPS, Batch, Shape
+from noclobber.observe.fake.devices import Devices
 from noclobber.observe.torch_api.patches import Patches
 
 
 class Batches:
-    """Gives batches of one kind to whoever asks a data loader. The data set is never read, and may be empty."""
+    """Gives batches of one kind to whoever asks a data loader, or the function `giver`. The data set is never read, and
+    may be empty. A function gives them on the device that is played, as most programs move them there in it."""
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self.given = 0
+    def __init__(self, batch: Batch, giver: str, devices: Devices) -> None:
+        self._batch, self._giver, self._devices = batch, giver, devices
+        self._given = 0
+
+    def one(self) -> Any:
+        """Return a batch."""
+        self._given += 1
+        return pytree.tree_map_only(Shape, self._made, self._batch)
+
+    def some(self, count: int) -> Iterator[Any]:
+        """Yield so many batches."""
+        for _ in range(count):
+            yield self.one()
 
     def patch(self, patches: Patches) -> None:
         """Let each data loader give as many batches as its data would make; some where it has no data."""
+        if self._giver:
+            return
         begin, count = DataLoader.__init__, DataLoader.__len__
 
         @functools.wraps(begin)
@@ -43,17 +57,20 @@ class Batches:
                 return STEPS
 
         def __iter__(loader: Any) -> Iterator[Any]:
-            for _ in range(length(loader)):
-                self.given += 1
-                yield pytree.tree_map_only(Shape, _made, self._batch)
+            return self.some(length(loader))
 
         for name, function in {"__init__": __init__, "__len__": length, "__iter__": __iter__}.items():
             patches.put(DataLoader, name, function)
 
     def notes(self) -> list[str]:
-        """Return in words that no data loader was asked."""
-        return ["`--shapes` was not used: the program asked no `DataLoader` for a batch"] * (not self.given)
+        """Return in words that nobody asked."""
+        whom = (
+            f"did not call a function `{self._giver}` of its file"
+            if self._giver
+            else "asked no `DataLoader` for a batch"
+        )
+        return [f"`--shapes` was not used: the program {whom}"] * (not self._given)
 
-
-def _made(shape: Shape) -> torch.Tensor:
-    return torch.empty(shape.sizes, dtype=getattr(torch, shape.dtype))
+    def _made(self, shape: Shape) -> torch.Tensor:
+        device = self._devices.played if self._giver else "cpu"
+        return torch.empty(shape.sizes, dtype=getattr(torch, shape.dtype), device=self._devices.lies_on(device))

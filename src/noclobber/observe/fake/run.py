@@ -10,7 +10,7 @@ from threading import get_ident
 
 import torch
 
-from noclobber.model.fake import FakeOrder
+from noclobber.model.fake import STEPS, FakeOrder
 from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
 from noclobber.observe import subscription
@@ -48,7 +48,7 @@ class FakeRun:
         self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, self._way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices)
         self._checkpoints = Checkpoints(self._away, self.devices)
-        self._batches = Batches(order.batch) if order.batch is not None else None
+        self._batches = Batches(order.batch, order.giver, self.devices) if order.batch is not None else None
         self._patches = Patches()
         self._at_end = contextlib.ExitStack()
         self._is_on = False
@@ -116,6 +116,12 @@ class FakeRun:
         """Run a block of the program on real tensors."""
         with modes.no_modes(), modes.plain():
             yield
+
+    def given(self, iterates: bool) -> object:
+        """Return a batch of the shapes that are asked for, or an iterator over some."""
+        if self._batches is None:
+            return None
+        return self._batches.some(STEPS) if iterates else self._batches.one()
 
     def checked(self) -> None:
         """Count a backward call that this thread has run."""
