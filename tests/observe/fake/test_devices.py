@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import noclobber
 
@@ -98,6 +99,22 @@ def test_autocast_casts_as_a_gpu_does(run):
         assert torch.nn.functional.layer_norm(y, (8,)).dtype is torch.float32
     assert layer(x).dtype is torch.float32
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_region_that_runs_again_in_backward_is_on_the_gpu_too(run):
+    weight = torch.randn(8, 8, device="cuda", requires_grad=True)
+    dtypes = []
+
+    def region(x):
+        y = (x @ weight).pow(3)
+        dtypes.append(y.dtype)
+        return y.pow(2) + torch.ones(8).to("cuda")
+
+    with torch.autocast("cuda", torch.bfloat16), noclobber.watch() as seen:
+        output = torch.utils.checkpoint.checkpoint(region, torch.randn(4, 8, device="cuda"), use_reentrant=False)
+        output.sum().backward()
+    assert dtypes == [torch.float32] * 2
+    assert not seen.findings
 
 
 def test_a_scaler_lets_the_step_happen(run):

@@ -7,6 +7,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from threading import get_ident
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from noclobber.observe.fake.mode import Mode
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
 from noclobber.observe.torch_api import required
+from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import fake_tensors
@@ -79,6 +81,7 @@ class FakeRun:
             autocasts.patch(patches, gpu.kind)
             self._at_end.callback(kernels.patch(patches, gpu.kind))
             cudnn.patch(patches, gpu.kind)
+        patches.put(torch.autograd, "_engine_run_backward", self._played(engine_state.engine()))
         self._at_end.callback(self.steps.patch(patches))
         outside.patch(patches, self._away)
         self._checkpoints.patch(patches)
@@ -110,6 +113,16 @@ class FakeRun:
             self._is_on = False
             self._playing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._mode.__exit__(None, None, None)
+
+    def _played(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a backward call that plays the device in hooks and regions that run again: PyTorch takes the mode away
+        while a function runs that the mode was asked for, and `Tensor.backward` is one."""
+
+        def run_backward(*args: Any, **options: Any) -> Any:
+            with self._playing if get_ident() == self._thread else contextlib.nullcontext():
+                return native(*args, **options)
+
+        return run_backward
 
     @contextlib.contextmanager
     def _away(self) -> Iterator[None]:
