@@ -118,11 +118,11 @@ class FakeRun:
         """Return a backward call that plays the device in hooks and regions that run again: PyTorch takes the mode away
         while a function runs that the mode was asked for, and `Tensor.backward` is one."""
 
-        def run_backward(*args: Any, **options: Any) -> Any:
+        def _engine_run_backward(*args: Any, **options: Any) -> Any:
             with self._playing if get_ident() == self._thread else contextlib.nullcontext():
                 return native(*args, **options)
 
-        return run_backward
+        return _engine_run_backward
 
     @contextlib.contextmanager
     def _away(self) -> Iterator[None]:
