@@ -57,6 +57,18 @@ def _twice_normed(h):
     return f - torch.logsumexp(h + f.unsqueeze(1), 1)
 
 
+def _descended(x, w):
+    """`x` and `w` after a step by the gradients of the sum of `x @ w`."""
+    return x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)
+
+
+def _damped(x, w):
+    """The gradients of the sum of the squares of the sine plus the cosine of `x @ w`, half of it through the sine."""
+    h = (x @ w).detach()
+    g = 2 * (h.sin() + h.cos()) * (0.5 * h.cos() - h.sin())
+    return [g @ w.t(), x.t() @ g]
+
+
 def _waves(w):
     """Sines and cosines of 0 to 7, by turns along a row."""
     angles = w.new_tensor(range(8)).view(4, 2)
@@ -64,6 +76,51 @@ def _waves(w):
 
 
 SOUND = {
+    "a state that a Function under another name saves": """
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).to(u.dtype)
+    @staticmethod
+    def backward(ctx, g):
+        u, = ctx.saved_tensors
+        return g / (1 + u.abs()) ** 2
+spike = Spike.apply
+
+class Cell(nn.Module):
+    def forward(self, t):
+        self.state = 0.9 * self.state + t
+        fired = spike(self.state)
+        self.state[fired > 0] = 0.0
+        return fired
+cell = Cell()
+
+def run():
+    cell.state = torch.zeros(3, 4, dtype=torch.float64)
+    y = cell(x @ w) + cell(x @ w)
+    (y + cell.state).square().sum().backward()
+""",
+    "parts of a cache that operators are given": """
+class Cache:
+    def __init__(self):
+        self.k, self.v, self.n = torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, 4, dtype=torch.float64), 0
+    def put(self, k, v):
+        self.k[self.n], self.v[self.n], self.n = k, v, self.n + 1
+        return self.k[: self.n], self.v[: self.n]
+
+def step(t, cache):
+    q, k, v = (t @ w).unsqueeze(0).expand(3, 4).unbind(0)
+    keys, values = cache.put(k, v)
+    weights = torch.einsum("d,nd->n", q, keys).softmax(0)
+    return torch.einsum("n,nd->d", [weights, values])
+
+def run():
+    cache, t = Cache(), x[0]
+    for _ in range(3):
+        t = step(t, cache)
+    (t.sum() + x[1:].sum()).backward()
+""",
     "weights of a recurrent module": """
 net = nn.LSTM(4, 4).double()
 
@@ -1037,6 +1094,97 @@ def run():
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
 REFUSED = {
+    "updates by hand, and gradients that are zeroed": (
+        """
+def step(x, w):
+    kept = {"x": x, "w": w}
+    for _ in range(2):
+        (x @ w).sum().backward()
+        x -= 0.1 * x.grad
+        w -= 0.1 * w.grad
+        x.grad.zero_()
+        w.grad.zero_()
+    return kept
+
+def run():
+    for one in step(x, w).values():
+        one.grad = one.detach().clone()
+""",
+        lambda x, w: _descended(*_descended(x, w)),
+    ),
+    "a gradient that a hook scales": (
+        """
+class Damped(nn.Module):
+    def forward(self, h):
+        s = h.sin()
+        s.register_hook(self._damp)
+        return s + h.cos()
+    def _damp(self, g):
+        g *= 0.5
+        return g
+damped = Damped()
+
+def run():
+    damped(x @ w).square().sum().backward()
+""",
+        _damped,
+    ),
+    "a gradient that a hook scales and does not return": (
+        """
+def run():
+    def damp(g):
+        g.mul_(0.5)
+    h = x @ w
+    s = h.sin()
+    s.register_hook(damp)
+    (s + h.cos()).square().sum().backward()
+""",
+        _damped,
+    ),
+    "rows that a loop takes apart": (
+        """
+class Gains(nn.Module):
+    def forward(self, rows):
+        out = []
+        for i, row in enumerate(rows.unbind(0)):
+            row *= i
+            out.append(row)
+        return torch.stack(out)
+gains = Gains()
+
+def run():
+    h = x @ w
+    h = gains(h)
+    h.sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(((x @ w) * x.new_tensor([[0.0], [1.0], [2.0]])).sum(), [x, w]),
+    ),
+    "halves that are turned into each other": (
+        """
+def turned(t):
+    a, b = t.chunk(2, dim=-1)
+    new_a, new_b = a * 3 - b, a + b * 3
+    a.copy_(new_a)
+    b.copy_(new_b)
+    return t
+
+def run():
+    h = turned(x @ w)
+    h.square().sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(10 * (x @ w).square().sum(), [x, w]),
+    ),
+    "rows that are scaled where they are": (
+        """
+def run():
+    h = x @ w
+    a, b, c = torch.unbind(h)
+    b.mul_(2)
+    c *= 3
+    h.square().sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(((x @ w) * x.new_tensor([[1.0], [2.0], [3.0]])).square().sum(), [x, w]),
+    ),
     "initial values of what has a bias that is no parameter": (
         """
 class Net(nn.Module):
@@ -1171,7 +1319,7 @@ def run():
         one -= 0.1 * one.grad
         one.grad = one.detach().clone()
 """,
-        lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
+        _descended,
     ),
     "two updates by hand": (
         """
@@ -1184,7 +1332,7 @@ def update():
     x -= 0.1 * x.grad
     w -= 0.1 * w.grad
 """,
-        lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
+        _descended,
     ),
     "an update by what `autograd.grad` gives": (
         """
@@ -1195,7 +1343,7 @@ def run():
     w -= 0.1 * gw
     x.grad, w.grad = x.detach().clone(), w.detach().clone()
 """,
-        lambda x, w: [x - 0.1 * w.sum(1).expand(3, 4), w - 0.1 * x.sum(0)[:, None].expand(4, 4)],
+        _descended,
     ),
     "a row of a parameter that is set": (
         """
@@ -1323,6 +1471,168 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "an update by gradients that have a graph": """
+def run():
+    global x
+    (x @ w).square().sum().backward(create_graph=True)
+    x -= 0.1 * x.grad
+    w.grad = None
+    x.sum().backward()
+""",
+    "a gradient that a hook scales and keeps": """
+kept = []
+def damp(g):
+    kept.append(g)
+    g *= 0.5
+    return g
+
+def run():
+    h = x @ w
+    s = h.sin()
+    s.register_hook(damp)
+    (s + h.cos()).square().sum().backward()
+""",
+    "a gradient that a hook scales, or else leaves": """
+def damp(g):
+    g *= 0.5
+    if g.dim() == 1:
+        return g
+
+def run():
+    h = x @ w
+    s = h.sin()
+    s.register_hook(damp)
+    (s + h.cos()).square().sum().backward()
+""",
+    "a gradient that a function scales for others as well": """
+def damp(g):
+    g *= 0.5
+    return g
+
+def run():
+    h = x @ w
+    s = h.sin()
+    s.register_hook(damp)
+    (s + h.cos()).square().sum().backward()
+
+damp(torch.ones(3))
+""",
+    "rows of what the caller reads": """
+class Gains(nn.Module):
+    def forward(self, rows):
+        out = []
+        for i, row in enumerate(rows.unbind(0)):
+            row *= i
+            out.append(row)
+        return torch.stack(out)
+gains = Gains()
+
+def run():
+    h = x @ w
+    (gains(h) + h).sum().backward()
+""",
+    "rows of what another caller reads": """
+def scaled(rows):
+    out = []
+    for row in rows.unbind(0):
+        row *= 2
+        out.append(row)
+    return torch.stack(out)
+
+def later(h):
+    return scaled(h) + h
+
+def run():
+    h = x @ w
+    h = scaled(h)
+    later(h).sum().backward()
+""",
+    "rows of what the loop goes through again": """
+def run():
+    h, total = x @ w, 0
+    rows = h.unbind(0)
+    for _ in range(2):
+        for row in rows:
+            row *= 2
+            total = total + row.sum()
+    total.backward()
+""",
+    "halves of what the caller reads": """
+def turned(t):
+    a, b = t.chunk(2, dim=-1)
+    new_a, new_b = a * 3 - b, a + b * 3
+    a.copy_(new_a)
+    b.copy_(new_b)
+    return t
+
+def run():
+    h = x @ w
+    (turned(h) + h).sum().backward()
+""",
+    "halves of what another name shows": """
+def run():
+    h = x @ w
+    row = h[0]
+    a, b = h.chunk(2, dim=-1)
+    a.mul_(2)
+    b.mul_(3)
+    (h.sum() + row.sum()).backward()
+""",
+    "halves of what is read between": """
+def run():
+    h = x @ w
+    a, b = h.chunk(2, dim=-1)
+    a.mul_(2)
+    y = h.sin()
+    b.mul_(3)
+    (h.sum() + y.sum()).backward()
+""",
+    "halves that are written by turns": """
+def run():
+    h = x @ w
+    a, b = h.chunk(2, dim=-1)
+    for _ in range(2):
+        a.mul_(2)
+        b.mul_(3)
+    h.sum().backward()
+""",
+    "a cache that the next step goes on with": """
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.k = torch.zeros(5, 4, dtype=torch.float64)
+    def put(self, n, t):
+        self.k[n] = t
+        return self.k[: n + 1]
+    def forward(self, n, t):
+        keys = self.put(n, t)
+        return torch.einsum("d,nd->n", t, keys).sum()
+net = Cached()
+
+def run():
+    (net(0, x[0] @ w) + net(1, x[1] @ w)).backward()
+    net(2, x[2] @ w).backward()
+""",
+    "what a Function gives back and saves": """
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        y = u.exp()
+        ctx.save_for_backward(y)
+        return y
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+same = Same.apply
+kept = []
+
+def run():
+    h = x @ w
+    h = same(h)
+    kept.append(h)
+    h += 1
+    (h + kept[0]).sum().backward()
+""",
     "a buffer that a region also reads by a method": """
 from torch.utils.checkpoint import checkpoint
 

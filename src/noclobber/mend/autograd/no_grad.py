@@ -74,6 +74,8 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE):
         return []
     of_constants = isinstance(event, Refusal) and event.carries_gradient is False
+    if isinstance(event, Refusal) and event.carries_gradient:
+        return []
     is_weight = scene.kind == "parameter"
     if of_constants and (loop := _loop_of_updates(write)) is not None:
         return [loop]

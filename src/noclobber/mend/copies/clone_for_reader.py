@@ -5,7 +5,8 @@ the program stay as they are, and so does who shares memory with whom, but for t
 nothing else holds. The gradient passes through the clone.
 
 - An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
-- An argument of a function or a module of PyTorch that is the written tensor, by its name, or the only one that may be.
+- An argument of a function or a module of PyTorch, or of a Function of the file, that is the written tensor, by its
+  name, or the only one that may be; all that may be, where each is a tensor.
 - A result: what the expression gives is a clone, so the program writes to that and never to what is saved. An operator
   in place is none, as its result is its input's memory.
 
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import arguments_of, writes_through
+from noclobber.mend.holders.holding import arguments_of, is_fresh, is_new, writes_through
 from noclobber.mend.holders.making import MODULES, module_gives_new, module_writes
 from noclobber.mend.holders.resolving import function_called, module_called
 from noclobber.mend.scene import Scene
@@ -38,7 +39,7 @@ _FIRST = ("self", "input", "mat1")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
 _RESULTS = ("result", "output", "out")
 """Fields of what is the first operand, the second operand and the result."""
-_TENSORS = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
+_MAYBE = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
 """What may be a tensor, beside a name."""
 
 
@@ -131,7 +132,7 @@ def _is_method(call: ast.Call) -> bool:
 
 def _may_be_tensor(node: ast.expr) -> bool:
     holds_write = any(writes(one) for one in walk(node, ast.Call))
-    return isinstance(node, ast.Name) or (isinstance(node, _TENSORS) and not holds_write)
+    return isinstance(node, ast.Name) or (isinstance(node, _MAYBE) and not holds_write)
 
 
 def _is_target(place: Place) -> bool:
@@ -148,10 +149,10 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     file, save = place.file, place.node
     if not isinstance(save, ast.expr):
         return None
-    operands = [_operand(file, save, node, one) or _applied_to(file, save, scene) for one in scene.finding.fields]
+    operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
-        kept = [] if set(scene.finding.fields) & set(_RESULTS) else _given_to_library(place, scene)
+        kept = [] if set(scene.finding.fields) & set(_RESULTS) else _given(place, scene)
     if kept:
         texts = dict.fromkeys(file.source(one) for one in kept)
         edits = tuple(append(file, one, ".clone()") for one in kept)
@@ -273,31 +274,51 @@ def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
     return isinstance(save.func, ast.Attribute) and _keeps_result(called(save), node)
 
 
-def _given_to_library(place: Place, scene: Scene) -> list[ast.expr]:
-    """Return the arguments of a function or a module of PyTorch that are the tensor, by its name or that of the write:
-    `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`; or the only argument of a module, for the memory of an
-    array: its weights and what it computes lie elsewhere.
+def _given(place: Place, scene: Scene) -> list[ast.expr]:
+    """Return the arguments of a function or a module of PyTorch, or of a Function of the file, that are the tensor, by
+    its name or that of the write: `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`; or the only argument of
+    a module, for the memory of an array: its weights and what it computes lie elsewhere; or all tensors that a function
+    is given and that may be views of it.
 
     None where another argument may be a view of it, or where the call may write what it is given.
     """
     file, save = place.file, place.node
     if not isinstance(save, ast.Call) or has_stars(save) or writes(save):
         return []
-    made = module_called(file, save)
+    made, function = module_called(file, save), function_called(file, save.func, save)
     if made is not None and (not module_gives_new(made) or module_writes(made)):
         return []
-    if made is None and (not isinstance(save.func, ast.Attribute) or last_name(save.func.value) not in NAMESPACES):
+    is_of_torch = isinstance(save.func, ast.Attribute) and last_name(save.func.value) in NAMESPACES
+    is_own = made is None and function is not None and arguments_of(function) >= {"ctx"} and is_new(file, save)
+    if is_own and function is not None:
+        is_own = not any(True for name in arguments_of(function) for _ in writes_through(file, function, name))
+        is_own &= scene.finding.save is not None and not scene.finding.save.is_output
+    if made is None and not is_of_torch and not is_own:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
     if made is not None and handed and all(handed) and scene.kind == "tensor":
         return save.args if len(save.args) == 1 and not save.keywords else []
     names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
-    names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
-    given = [*save.args, *(one.value for one in save.keywords)]
-    parts = [part for one in given for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
+    last = scene.name.rpartition(".")[2]
+    names |= {last if is_own else "", f"self.{last}"} - {"", "self."}
+    parts = _parts(save.args) + [one.value for one in save.keywords]
     found = [one for one in parts if dotted(base_of(one)) in names]
     made_of = [definition(file, base_of(one), save) for one in parts if one not in found]
-    return [] if any(dotted(base_of(one)) in names for one in made_of if one is not None) else found
+    if any(dotted(base_of(one)) in names for one in made_of if one is not None):
+        return []
+    tensors = _TENSORS.get(called(save)) if is_of_torch and not found else None
+    if tensors is None or not set(scene.finding.fields) <= {*_FIRST, *_SECOND, "query", "key", "value"}:
+        return found
+    some = _parts(save.args[tensors])
+    return [] if any(isinstance(one, ast.Starred) for one in some) else [one for one in some if not is_fresh(file, one)]
+
+
+def _parts(given: list[ast.expr]) -> list[ast.expr]:
+    return [part for one in given for part in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
+
+
+_TENSORS = {"einsum": slice(1, None), "scaled_dot_product_attention": slice(0, 3)}
+"""Functions with names for what they save that say nothing of their arguments: which of these are tensors."""
 
 
 def _is_known_at(write: WriteSyntax, file: File, save: ast.expr) -> bool:
@@ -305,14 +326,3 @@ def _is_known_at(write: WriteSyntax, file: File, save: ast.expr) -> bool:
     if write.name.startswith("self."):
         return file.class_of(save) is not None and write.file.class_of(write.statement) is file.class_of(save)
     return write.file.scope(write.statement) is file.scope(save)
-
-
-def _applied_to(file: File, save: ast.expr, scene: Scene) -> ast.expr | None:
-    """The argument of `MyFunction.apply(...)` that has the name of the tensor, where that Function writes to none."""
-    if not isinstance(save, ast.Call) or called(save) != "apply":
-        return None
-    function, last = function_called(file, save.func, save), scene.name.rpartition(".")[2]
-    if function is None or any(True for name in arguments_of(function) for _ in writes_through(file, function, name)):
-        return None
-    found = [one for one in save.args if last and last_name(one) == last]
-    return found[0] if len(found) == 1 else None

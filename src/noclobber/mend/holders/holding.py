@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeGuard
@@ -24,19 +24,27 @@ from noclobber.mend.holders.making import (
     passes_on,
 )
 from noclobber.mend.holders.resolving import forward_of, function_called, module_called
-from noclobber.mend.holders.seen import Holders, are_over, is_over
+from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
+from noclobber.model.operators import SPLITS
 from noclobber.syntax.names import called, has_stars, is_stored, last_name, named, names_used
-from noclobber.syntax.tree import WITH, File, Function, Scope, ends, nested, starts, walk, within
+from noclobber.syntax.tree import FOR, WITH, File, Function, Scope, ends, nested, starts, walk, within
 from noclobber.syntax.writes import is_flagged, is_namespace, is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
 _READING = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, ast.Assert, ast.AugAssign)
 """What reads a tensor and keeps nothing of it."""
+TAKING_OUT = ("list", "tuple", "reversed", "sorted", "iter", "zip", "enumerate")
+"""What gives the items of containers, and nothing else does with them what it is not asked for."""
 
 
 def holds_alone(
-    file: File, name: str, write: ast.stmt, given: ast.expr | None = None, holders: Holders | None = None
+    file: File,
+    name: str,
+    write: ast.stmt,
+    given: ast.expr | None = None,
+    holders: Holders | None = None,
+    whole: str = "",
 ) -> bool:
     """Return True if no other name or container that is read again holds the tensor of a name when a statement writes
     through it. If it was seen who held it (`holders`), that decides (seen.py). Else the source alone does:
@@ -45,13 +53,21 @@ def holds_alone(
     does as well, and until the write the tensor is used only by what keeps nothing of it. A name that functions inside
     use, an argument, or the variable of a loop is never known. Nor is one that is written in a `with` block that it was
     not bound in: under `no_grad` what is written in place stays in the graph, and a new tensor does not.
-    `given` is what the writing call itself is called with.
+    `given` is what the writing call itself is called with, `whole` a name of what the written tensor is a part of: it
+    gets another tensor as well.
     """
-    scope = file.scope(write)
-    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
+    scope, held = file.scope(write), [name, whole] if whole else [name]
+    if any(_mentions(one, each) for one in nested(scope) for each in held) or _is_declared(scope, name):
         return False
     if holders is not None:
-        return _may_get_another(file, name, write) and are_over(file, name, write, holders)
+        holders = [one for one in holders if one.name != whole or not is_of(one, file, write)]
+        known = {one.name for one in holders if is_of(one, file, write)} & arguments_of(scope)
+        handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
+        return (
+            all(_may_get_another(file, one, write, held) for one in held)
+            and all(_is_given_alone(file, one, scope) for one in handed_in)
+            and are_over(file, name, write, holders)
+        )
     leading = _binding(file, name, write)
     if leading is None or not is_new(file, leading[0].value):
         return False
@@ -67,9 +83,9 @@ def holds_alone(
     )
 
 
-def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
+def _may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]) -> bool:
     """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
-    to is not read again: other runs of the line may see another tensor than those that were looked at."""
+    to, beside some names, is not read again: other runs of the line may see another tensor than those looked at."""
     bound = [one for one in _names(file.scope(write), name) if not isinstance(one.ctx, ast.Load)]
     bound = [one for one in bound if file.statement(one) is not write]
     if name in arguments_of(file.scope(write)) and _binding(file, name, write) is None:
@@ -83,7 +99,7 @@ def _may_get_another(file: File, name: str, write: ast.stmt) -> bool:
         if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
         also |= others
-    return all(is_over(file, one, write) for one in also - {name})
+    return all(is_over(file, one, write) for one in also.difference(names))
 
 
 def _is_given_alone(file: File, name: str, function: Scope) -> bool:
@@ -117,6 +133,10 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
         classes = (one.name for one in walk(file.tree, ast.ClassDef))
         return not (hasattr(builtins, func.id) or func.id in classes)
     is_known = is_function(call) or is_method(call) or is_method(call, of=TAKING | KEEPING_NOTHING)
+    if last_name(func) in HANDING_ON | SPLITS or any(hasattr(one, last_name(func)) for one in (list, dict, str)):
+        is_known |= not any(
+            one.attr == last_name(func) and is_stored(file, one) for one in walk(file.tree, ast.Attribute)
+        )
     return not (is_known or (isinstance(func, ast.Attribute) and is_namespace(func.value)))
 
 
@@ -146,7 +166,12 @@ def _bound_with(file: File, name: ast.Name) -> set[str] | None:
     above = file.above[name]
     if isinstance(above, ast.AugAssign):
         return set()
-    row = file.above[above] if isinstance(above, (ast.Tuple, ast.List)) else above
+    row = above
+    while isinstance(row, (ast.Tuple, ast.List)):
+        row = file.above[row]
+    if isinstance(row, FOR):
+        wholes = [whole for one, whole in taken_out(row.target, row.iter) if name in ast.walk(one)]
+        return aliases(file, wholes[0]) if len(wholes) == 1 else None
     if not isinstance(row, (ast.Assign, ast.AnnAssign)) or row.value is None:
         return None
     given = aliases(file, row.value)
@@ -161,6 +186,8 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
         return set()
     if (handed := passes_on(file, value)) is not None:
         return aliases(file, handed)
+    if called(value) in SPLITS and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return aliases(file, value.args[0] if is_namespace(value.func.value) and value.args else value.func.value)
     if isinstance(value, ast.Name):
         return {value.id}
     parts: list[ast.expr] = []
@@ -178,6 +205,27 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
         return None
     found = [aliases(file, one) for one in parts]
     return {name for one in found if one is not None for name in one} if None not in found else None
+
+
+def is_fresh(file: File, value: ast.expr) -> bool:
+    """Return True if an expression gives memory that no other variable of the function or attribute shows."""
+    names, scope = aliases(file, value), file.scope(value)
+    bound = [_bound_with(file, one) for name in names or () for one in _names(scope, name) if is_stored(file, one)]
+    if not names:
+        return names is not None
+    return bool(bound) and bound == [set()] * len(bound) and not names & arguments_of(scope)
+
+
+def taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what a loop calls the items of a container, with the container: of each that `zip` and its like take."""
+    if not isinstance(container, ast.Call) or called(container) not in TAKING_OUT:
+        return [(target, container)]
+    if called(container) == "enumerate":
+        target = target.elts[-1] if isinstance(target, ast.Tuple) else target
+    elif called(container) == "zip":
+        parts = target.elts if isinstance(target, ast.Tuple) else [target] * len(container.args)
+        return [pair for one, each in zip(parts, container.args, strict=False) for pair in taken_out(one, each)]
+    return [pair for each in container.args for pair in taken_out(target, each)]
 
 
 def _names(scope: Scope, name: str) -> list[ast.Name]:
@@ -486,6 +534,8 @@ def _is_written(file: File, name: ast.Name) -> bool:
                 return False
             node, above = call, file.above[call]
             continue
+        if isinstance(above, ast.Attribute) and above.attr == "grad":
+            return False  # another tensor
         node, above = above, file.above[above]
     if isinstance(above, ast.AugAssign):
         return above.target is node

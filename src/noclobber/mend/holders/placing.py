@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.holders.holding import keeps_nothing
+from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders
 from noclobber.model.events import without_indexes
@@ -19,8 +19,6 @@ _KEEPING = frozenset(
     """.split()  # noqa: SIM905
 )
 """Functions and methods that keep what they are given, or hand it out again."""
-_TAKING_OUT = ("list", "tuple", "reversed", "sorted", "iter", "zip", "enumerate")
-"""Of these, what gives the items of containers, and nothing else does with them what it is not asked for."""
 
 
 def place_written(file: File, target: ast.expr, holders: Holders) -> ast.expr | None:
@@ -68,7 +66,7 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
                 return False  # something else is put there
             node, is_container = above, False
         elif isinstance(above, ast.Call) and node in above.args and passes_on(file, above) is not node:
-            if called(above) not in _TAKING_OUT:
+            if called(above) not in TAKING_OUT:
                 return called(above) in _KEEPING
             node, is_container = above, True
         elif isinstance(above, ast.keyword):
@@ -78,7 +76,7 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
         elif isinstance(above, ast.Call) and passes_on(file, above) is node:
             node = above
         elif isinstance(above, FOR) and node is above.iter and is_container:
-            taken = [one for one in _taken_out(above.target, node) if origin in ast.walk(one[1])]
+            taken = [one for one in taken_out(above.target, node) if origin in ast.walk(one[1])]
             return not all(_are_keys(above, *one) for one in taken)
         elif isinstance(above, ast.Attribute) and above.attr == "keys":
             return False
@@ -88,18 +86,6 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
         else:
             return True
     return False
-
-
-def _taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
-    """Return what a loop calls the items of a container, with the container: of each that `zip` and its like take."""
-    if not isinstance(container, ast.Call) or called(container) not in _TAKING_OUT:
-        return [(target, container)]
-    if called(container) == "enumerate":
-        target = target.elts[-1] if isinstance(target, ast.Tuple) else target
-    elif called(container) == "zip":
-        parts = target.elts if isinstance(target, ast.Tuple) else [target] * len(container.args)
-        return [pair for one, each in zip(parts, container.args, strict=False) for pair in _taken_out(one, each)]
-    return [pair for each in container.args for pair in _taken_out(target, each)]
 
 
 def _are_keys(loop: Loop, name: ast.expr, container: ast.expr) -> bool:

@@ -36,6 +36,12 @@ def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
 
     `t += 1` is no other binding: a tensor is written, and what else has calls here has no `+=`.
     """
+    value = _value(file, callee, where)
+    return value if isinstance(value, ast.Call) else None
+
+
+def _value(file: File, callee: ast.expr, where: ast.AST) -> ast.expr | None:
+    """The same of any value."""
     if not isinstance(callee, (ast.Attribute, ast.Name)):
         return None
     bound = [one for one in _bindings(file, callee, where) if not isinstance(one, ast.AugAssign)]
@@ -46,7 +52,7 @@ def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
         value = next((one for to, one in zip(target.elts, value.elts, strict=True) if _is(to, callee)), None)
     elif isinstance(target, ast.Tuple):
         value = None
-    return value if isinstance(value, ast.Call) else None
+    return value
 
 
 def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> list[ast.AST]:
@@ -76,8 +82,10 @@ def _is_global(file: File, name: str) -> bool:
 
 def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.FunctionDef | None:
     """The function of the file that a call of something runs: by its name, a method of `self`, the `forward` of a
-    module of the file, or that of an `autograd.Function` that is applied."""
+    module of the file, or that of an `autograd.Function` that is applied, also as `spike = Spike.apply`."""
     found: list[ast.FunctionDef] = []
+    value = _value(file, callee, where)
+    callee = value if isinstance(value, ast.Attribute) and value.attr == "apply" else callee
     if isinstance(callee, ast.Name) and bound_to(file, callee, where) is None:
         found = _functions(file.tree, callee.id)
     elif isinstance(callee, ast.Attribute) and callee.attr == "apply":

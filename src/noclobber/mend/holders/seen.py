@@ -35,8 +35,7 @@ def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
     """Return True if a name, attribute or item held the bytes at a write, and no other holder is read after it."""
     wanted, found = without_indexes(name), False
     for holder in holders:
-        place = place_of(holder.site)
-        here = _is_at(file, write, place)
+        place, here = place_of(holder.site), is_of(holder, file, write)
         if here and without_indexes(holder.name) == wanted:
             found = True
             continue
@@ -46,6 +45,11 @@ def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
         if not holder.name.isidentifier() or not is_over(place.file, holder.name, row, is_written=here):
             return False
     return found
+
+
+def is_of(holder: Holder, file: File, write: ast.stmt) -> bool:
+    """Return True if a holder is a variable of the function that writes."""
+    return _is_at(file, write, place_of(holder.site))
 
 
 def _is_at(file: File, write: ast.stmt, place: Place | None) -> bool:
@@ -94,7 +98,8 @@ def _writes_last(row: ast.stmt) -> bool:
 
 
 def _is_in(one: ast.expr, loop: Loop) -> bool:
-    return starts(loop) <= starts(one) < ends(loop)
+    """Return True if each turn of a loop reads a name; what a `for` goes through is read before."""
+    return starts(loop.body[0] if isinstance(loop, FOR) else loop) <= starts(one) < ends(loop)
 
 
 def _reads(node: ast.AST, name: str) -> list[ast.Name]:

@@ -18,6 +18,7 @@ Tried is each write out of place whose new tensor reaches what goes on with the 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 
@@ -31,17 +32,18 @@ from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure, Edit
-from noclobber.model.operators import RANDOM_FILLS, TWIN_IS_VIEW
+from noclobber.model.operators import RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Drift
 from noclobber.model.units import listed
-from noclobber.syntax.edits import cloned_before, remove, replace
+from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import arguments, called, dotted, is_stored, keyword, last_name, named, names_used
-from noclobber.syntax.tree import WITH, File, Place, last_line, starts, walk, within
+from noclobber.syntax.tree import WITH, File, Place, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
     is_flagged,
     is_in_vain,
+    is_namespace,
     loses_write,
     out_of_place,
     seen,
@@ -245,17 +247,50 @@ def _sound(scene: Scene) -> Change | None:
     if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
         return None
     edits, cloned = list[Edit](), False
+    whole, joined = _joined(file, write, name) if scene.is_split else ("", None)
     for one in through:
         if one is not write and (one.lineno not in lines or _comes_first(file, write, one)):
             continue
-        if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one)):
+        if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one), whole=whole):
             return None
         edit, clones = _edit(scene, file, one, name)
         if edit is None:
             return None
         edits.append(edit)
         cloned |= clones
+    if joined is not None:
+        edits.append(joined)
     return _with_those_refused_next(file, write, _bound(name, edits, cloned=cloned))
+
+
+def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
+    """`x`, and the statement `x = torch.cat((a, b), dim=-1)` below the last write to a part of
+    `a, b = x.chunk(2, dim=-1)`, where `x` is read only below that, all in one block; else nothing."""
+    scope, rows = file.scope(write), file.block(write)
+    names = [one for one in within(scope) if isinstance(one, ast.Name)]
+    bound = [file.above[one] for one in names if one.id == name and isinstance(one.ctx, ast.Store)]
+    parts = bound[0].elts if len(bound) == 1 and isinstance(bound[0], ast.Tuple) else []
+    made = file.statement(parts[0]) if parts else None
+    call = made.value if isinstance(made, ast.Assign) and made in rows else None
+    if made is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return "", None
+    given = list(call.args) if is_namespace(call.func.value) else [call.func.value, *call.args]
+    root, split = given[0] if given else None, called(call)
+    written = [one for part in map(dotted, parts) for one in writes_through(file, scope, part)]
+    own = [one for one in names if one.id in map(dotted, parts) and isinstance(one.ctx, ast.Load)]
+    if split not in SPLITS or not isinstance(root, ast.Name) or not set(written) <= {*rows}:
+        return "", None
+    if not all(isinstance(one, ast.Name) for one in parts) or not all(keeps_nothing(file, one) for one in own):
+        return "", None
+    last = max(written, key=starts)
+    uses = [one for one in names if one.id == root.id and starts(one) >= ends(made)]
+    has_torch = re.search(r"^import torch$", file.text, re.MULTILINE)
+    if not uses or not has_torch or any(starts(one) < ends(last) or is_stored(file, one) for one in uses):
+        return "", None
+    join, at = ("stack", 1) if split == "unbind" else ("cat", 2)
+    named, texts = keyword(call, "dim"), ", ".join(map(dotted, parts))
+    dim = file.source(named.value) if named is not None else file.source(given[at]) if len(given) > at else "0"
+    return root.id, after(file, last, f"{root.id} = torch.{join}(({texts}), dim={dim})")
 
 
 def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) -> Change | None:
@@ -264,7 +299,7 @@ def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) 
     first, edits = write_at(Place(file, _part_of(write))), list[Edit]()
     for one in _refused_alike(file, write, first) if found is not None else ():
         other = write_at(Place(file, _part_of(one)))
-        more = out_of_place(other)
+        more = out_of_place(other) or [edit for edit in [_into_clone(file, one, other.name)] if edit is not None]
         root = root_of(other.target) if other.target is not None else None
         uses = [use for use in within(file.scope(one)) if isinstance(use, ast.Name) and use.id == other.name]
         before = [use for use in uses if starts(use) < starts(one) and isinstance(use.ctx, ast.Load)]

@@ -23,7 +23,16 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
-from noclobber.syntax.names import called, is_read_again, is_stored, last_name, named, parameters, returns_value
+from noclobber.syntax.names import (
+    called,
+    is_read_again,
+    is_stored,
+    last_name,
+    named,
+    names_bound,
+    parameters,
+    returns_value,
+)
 from noclobber.syntax.tree import FUNCTION, File, Place, starts, walk
 from noclobber.syntax.writes import (
     WriteSyntax,
@@ -59,7 +68,9 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
     """`g = g * k` for `g.mul_(k)` in a `backward`, and the same for each other write to `g` there."""
     file, statement = write.file, write.statement
     target: ast.expr | None = None
-    if scene.is_refused or not (_in_backward(write) or (scene.is_packed and _unpacks(file, write.node))):
+    in_hook = isinstance(scene.finding.event, GradientWrite) and _is_given_to(file, write.node, "register_hook")
+    in_hook |= scene.is_packed and _is_given_to(file, write.node, "saved_tensors_hooks")
+    if scene.is_refused or not (_in_backward(write) or in_hook):
         return None
     if isinstance(statement, ast.AugAssign):
         target = statement.target
@@ -73,8 +84,18 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
             return None
         edits += found
+    if in_hook and not _is_returned(write):
+        edits = list(returning(write, edits))
     title = f"make a new tensor of `{target.id}`, and leave the given tensor unchanged"
-    return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True)
+    return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True) if edits else None
+
+
+def _is_returned(write: WriteSyntax) -> bool:
+    """Return True if the function around a write ends with what has the written name, and returns nothing else."""
+    scope = write.file.scope(write.statement)
+    rows = list(walk(scope, ast.Return))
+    is_last = isinstance(scope, FUNCTION) and scope.body[-1] in rows
+    return is_last and all(one.value is not None and write.name in names_bound(one.value) for one in rows)
 
 
 def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
@@ -111,7 +132,7 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     """`return x.sub_(m).div_(s)`: each call of the row without its underscore."""
     file, call, event = write.file, write.node, scene.finding.event
     refused = isinstance(event, Refusal) and scene.finding.code in _REFUSED
-    given = isinstance(event, GradientWrite) or (scene.is_packed and _unpacks(file, call))
+    given = isinstance(event, GradientWrite) or (scene.is_packed and _is_given_to(file, call, "saved_tensors_hooks"))
     if not isinstance(call, ast.Call) or not (refused or given):
         return None
     outer: ast.AST = call
@@ -128,18 +149,18 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     return Change(title, (edit,), 1, Cure.OUT_OF_PLACE, is_sound=True)
 
 
-def _unpacks(file: File, node: ast.AST) -> bool:
-    """Whether a node stands in what the file gives `saved_tensors_hooks` to unpack, and mentions nowhere else."""
+def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
+    """Return True if a node stands in what the file gives `register_hook`, or `saved_tensors_hooks` to unpack with, and
+    mentions nowhere else."""
     scope = file.scope(node)
-    if isinstance(scope, ast.Lambda):
-        hooks = file.above[scope]
-        return isinstance(hooks, ast.Call) and called(hooks) == "saved_tensors_hooks" and hooks.args[1:] == [scope]
     name = scope.name if isinstance(scope, FUNCTION) else ""
     mentions = [one for one in named(file.tree) if name and last_name(one) == name]
-    above = [file.above[one] for one in mentions]
-    return bool(mentions) and all(
-        isinstance(hooks, ast.Call) and called(hooks) == "saved_tensors_hooks" and hooks.args[1:] == [one]
-        for one, hooks in zip(mentions, above, strict=True)
+    given = [scope] if isinstance(scope, ast.Lambda) else mentions
+    return bool(given) and all(
+        isinstance(call := file.above[one], ast.Call)
+        and called(call) == hooks
+        and call.args[hooks == "saved_tensors_hooks" :] == [one]
+        for one in given
     )
 
 

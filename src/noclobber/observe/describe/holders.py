@@ -275,9 +275,9 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
             unknown.append(one)
     part = None
     # A tuple of arguments is held by the call alone, which is under way.
-    if any(type(one) is not tuple or id(one) in seen.in_frames for one in unknown) or cells > len(seen.cells):
+    if any(type(one) is not tuple for one in unknown) or cells > len(seen.cells):
         return False
-    if unknown and any(one is not referrers and one is not unknown for one in gc.get_referrers(*unknown)):
+    if not _are_under_way(unknown, seen.in_frames, referrers):
         return False
     left = {
         id(one): sys.getrefcount(one) - seen.counts[id(one)] - _OWN - (tensor_state.use_count(one) > 1) for one in on
@@ -286,6 +286,17 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     in_call = left.pop(id(written))
     on_stack = 0 if id(written) in seen.named else 1  # `h[0] = 1` writes to a view that has no name
     return in_call <= _IN_CALL and sum(left.values()) <= on_stack
+
+
+def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]) -> bool:
+    """Return True if nothing but calls and loops that are under way holds some tuples, and no variable their iterators:
+    `enumerate(x.unbind())` gives each part once."""
+    while unknown:
+        one = unknown.pop()
+        if type(one) not in (tuple, type(iter(())), enumerate, zip) or id(one) in in_frames:
+            return False
+        unknown += [up for up in gc.get_referrers(one) if up is not unknown and up is not referrers]
+    return True
 
 
 def _is_of_ctx(attributes: Any, referrers: list[Any]) -> bool:
