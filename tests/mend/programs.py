@@ -1094,6 +1094,27 @@ def run():
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
 REFUSED = {
+    "a buffer of a module that moves on between two regions": (
+        """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=False)
+        stage.steps += 1
+    h.sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(torch.sin(torch.sin(x @ w) + 1).sum(), [x, w]),
+    ),
     "updates by hand, and gradients that are zeroed": (
         """
 def step(x, w):
@@ -1471,6 +1492,84 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a buffer that its module may write as well": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        y = torch.sin(x + self.steps)
+        if y.dim() == 1:
+            self.steps.zero_()
+        return y
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=False)
+        stage.steps += 1
+    h.sum().backward()
+""",
+    "a buffer that its module gives a name": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        kept = self.steps
+        return torch.sin(x + kept)
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=False)
+        stage.steps += 1
+    h.sum().backward()
+""",
+    "a buffer between regions that are reentrant": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=True)
+        stage.steps += 1
+    h.sum().backward()
+""",
+    "a buffer and another attribute that move on between two regions": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.ones(4, dtype=torch.float64)
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps) * self.gain
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=False)
+        stage.steps += 1
+        stage.gain = stage.gain * 2
+    h.sum().backward()
+""",
     "an update by gradients that have a graph": """
 def run():
     global x

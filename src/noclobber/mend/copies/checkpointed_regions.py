@@ -1,7 +1,8 @@
 """Regions of `torch.utils.checkpoint`: run on tensors that no write can reach, and run again as they ran before.
 
 Sound where a region that closes over a tensor, or reads it from `self`, is given a copy, and nothing else in the file
-reads that. All other changes are tried.
+reads that; and where a module is called on a copy of its buffer, which it does not write itself. All other changes are
+tried.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.copies.own_copies import OWN, copies_of
+from noclobber.mend.copies.own_copies import ELSEWHERE, OWN, copies_of
+from noclobber.mend.holders.holding import keeps_nothing
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Drift
 from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
 from noclobber.syntax.names import called, dotted, has_stars, in_tuple, is_stored, keyword, last_name, named, reads
-from noclobber.syntax.tree import File, Function, functions, walk
-from noclobber.syntax.writes import WriteSyntax
+from noclobber.syntax.tree import File, Function, Place, functions, walk
+from noclobber.syntax.writes import WriteSyntax, write_at
 
 
 def run_alike(scene: Scene) -> Iterator[Change]:
@@ -28,8 +30,8 @@ def run_alike(scene: Scene) -> Iterator[Change]:
     yield from _run_as_before(scene)
     for write in scene.writes():
         yield from _closed_over(scene, write)
-    yield from _given_clones(scene)
     yield from _on_own_copies(scene)
+    yield from _given_clones(scene)
 
 
 def _run_as_before(scene: Scene) -> Iterator[Change]:
@@ -82,15 +84,33 @@ def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
 def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str) -> bool:
     """Return True if a region that is given a copy reads in both runs what it read in the first: nothing but the region
     and the statements that write mention the name, these stand elsewhere, and no plain value has changed as well."""
+    writes = scene.writes()
+    if not _drifts_by(scene, file, name) or any(region in file.around(one.statement) for one in writes):
+        return False
+    places, short = {region, *(one.statement for one in writes)}, name.rpartition(".")[2]
+    mentions = [one for one in named(file.tree) if last_name(one) == short and not is_stored(file, one)]
+    return all(places & set(file.around(one)) for one in mentions)
+
+
+def _drifts_by(scene: Scene, file: File, name: str) -> bool:
+    """Return True if, by what was seen, only writes through one name make a region compute other values again."""
     event, writes = scene.finding.event, scene.writes()
     if not isinstance(event, Drift) or event.moved or event.raised or event.repeated or not event.writes:
         return False
-    if any(one.file is not file or one.name != name or region in file.around(one.statement) for one in writes):
-        return False
-    places = {region, *(one.statement for one in writes)}
-    short, lines = name.rpartition(".")[2], {one.statement.lineno for one in writes}
-    mentions = [one for one in named(file.tree) if last_name(one) == short and not is_stored(file, one)]
-    return scene.lines_written(file) <= lines and all(places & set(file.around(one)) for one in mentions)
+    lines = {one.statement.lineno for one in writes if one.file is file and one.name == name}
+    return all(one.name == name for one in writes) and scene.lines_written(file) <= lines
+
+
+def _writes_own(file: File, buffer: str) -> bool:
+    """Return True if the file does not make a buffer, or if an object may write its own, or give it away."""
+    makers = [one for one in walk(file.tree, ast.Call) if called(one) == "register_buffer" and one.args]
+    if all(ast.unparse(one.args[0]) != repr(buffer) for one in makers):
+        return True
+    own = [one for one in walk(file.tree, ast.Attribute) if dotted(one) == f"self.{buffer}"]
+    rows = [row for one in own if (row := file.statement(one)) is not None]
+    return not all(keeps_nothing(file, one, returned=False) for one in own) or any(
+        write_at(Place(file, row)).name == f"self.{buffer}" for row in rows
+    )
 
 
 def _given_clones(scene: Scene) -> Iterator[Change]:
@@ -110,7 +130,8 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
 
     As arguments of `torch.func.functional_call`, which then runs again, with a module that a loop changes too.
     """
-    what = OWN.get(scene.kind)
+    kinds = [scene.kind, *(one.tensor.kind for one in scene.finding.writes)]
+    what = next((OWN[one] for one in kinds if one in OWN), None)
     for place in scene.places("save"):
         call, file = place.node, place.file
         if what is None or not isinstance(call, ast.Call) or called(call) != "checkpoint" or _region(file, call):
@@ -120,7 +141,8 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
         if len(call.args) < 2 or has_stars(call) or not is_off:
             continue
         net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
-        key = scene.name.rpartition(f"{net.rpartition('.')[2]}.")[2]
+        written = next((one.name for one in scene.writes() if one.name.rpartition(".")[0] == net), "")
+        key = (written or scene.name).rpartition(f"{net.rpartition('.')[2]}.")[2]
         is_known, ways = key != scene.name, []
         # For a module that a loop leads to, the path is not known; the last name may still be right.
         own = key if is_known else key.rpartition(".")[2]
@@ -132,7 +154,14 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
         for more, (title, copies) in enumerate(ways):
             text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
             edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
-            yield Change(f"run `{net}` on {title}", (edit,), 4 + more)
+            is_sound = bool(written) and not more and what == OWN["buffer"] and _drifts_by(scene, file, written)
+            is_sound &= not _writes_own(file, key) and not ELSEWHERE.search(file.text)
+            is_sound &= all(one.arg in _OPTIONS for one in call.keywords) and net != "self"
+            yield Change(f"run `{net}` on {title}", (edit,), 4 + more, Cure.CLONE_ARGUMENT, is_sound)
+
+
+_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop")
+"""Arguments of `checkpoint` itself."""
 
 
 def _region(file: File, call: ast.Call) -> ast.Lambda | Function | None:

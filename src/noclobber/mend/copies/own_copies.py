@@ -65,14 +65,14 @@ def on_copies(scene: Scene) -> Iterator[Change]:
         yield Change(f"call `{net}` on copies of its {what}", edits, LAST_RESORT, Cure.CLONE_FOR_READER, is_sound)
 
 
-_ELSEWHERE = re.compile(r"\b(DistributedDataParallel|DDP|FSDP|fully_shard|compile|jit)\b")
+ELSEWHERE = re.compile(r"\b(DistributedDataParallel|DDP|FSDP|fully_shard|compile|jit)\b")
 """Names of what reads weights from other places than the attributes of a module."""
 
 
 def _is_sound(scene: Scene, file: File, call: ast.Call) -> bool:
     """Return True if the weights of a module that a call runs may be copies, as the head of this file says."""
     net = last_name(call.func)
-    if not scene.is_clobber or scene.kind != "parameter" or scene.steps() or _ELSEWHERE.search(file.text):
+    if not scene.is_clobber or scene.kind != "parameter" or scene.steps() or ELSEWHERE.search(file.text):
         return False
     if not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE) or f".{net}." not in f".{scene.name}":
         return False
