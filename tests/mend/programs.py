@@ -1137,9 +1137,9 @@ def run():
         """
 class Damped(nn.Module):
     def forward(self, h):
-        s = h.sin()
+        f, s = h.cos(), h.sin()
         s.register_hook(self._damp)
-        return s + h.cos()
+        return f + s
     def _damp(self, g):
         g *= 0.5
         return g
@@ -1156,9 +1156,9 @@ def run():
     def damp(g):
         g.mul_(0.5)
     h = x @ w
-    s = h.sin()
+    f, s = h.cos(), h.sin()
     s.register_hook(damp)
-    (s + h.cos()).square().sum().backward()
+    (f + s).square().sum().backward()
 """,
         _damped,
     ),
@@ -1492,6 +1492,51 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a state that the next step goes on with": """
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        return (u > 0).to(u.dtype)
+    @staticmethod
+    def backward(ctx, g):
+        return g / (1 + ctx.saved_tensors[0].abs()) ** 2
+spike = Spike.apply
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.reset()
+    def reset(self):
+        self.state = None
+    def forward(self, t):
+        if self.state is None:
+            self.state = torch.zeros_like(t)
+        self.state = 0.9 * self.state + t
+        fired = spike(self.state)
+        self.state[fired > 0] = 0.0
+        return fired
+cell, kept = Cell(), []
+
+def run():
+    for _ in range(2):
+        cell(x @ w).sum().backward()
+        kept.append(cell.state)
+""",
+    "operands that have one name": """
+class Queue:
+    def __init__(self):
+        self.rows = torch.ones(4, 5, dtype=torch.float64)
+    def score(self, t):
+        given = [t, self.rows]
+        return torch.einsum("nc,ck->nk", given)
+
+def run():
+    queue = Queue()
+    y = queue.score(x @ w)
+    queue.rows[:, 0] = 0
+    y.sum().backward()
+""",
     "a buffer that its module may write as well": """
 from torch.utils.checkpoint import checkpoint
 
@@ -1587,9 +1632,9 @@ def damp(g):
 
 def run():
     h = x @ w
-    s = h.sin()
+    f, s = h.cos(), h.sin()
     s.register_hook(damp)
-    (s + h.cos()).square().sum().backward()
+    (f + s).square().sum().backward()
 """,
     "a gradient that a hook scales, or else leaves": """
 def damp(g):
@@ -1599,9 +1644,9 @@ def damp(g):
 
 def run():
     h = x @ w
-    s = h.sin()
+    f, s = h.cos(), h.sin()
     s.register_hook(damp)
-    (s + h.cos()).square().sum().backward()
+    (f + s).square().sum().backward()
 """,
     "a gradient that a function scales for others as well": """
 def damp(g):
@@ -1610,9 +1655,9 @@ def damp(g):
 
 def run():
     h = x @ w
-    s = h.sin()
+    f, s = h.cos(), h.sin()
     s.register_hook(damp)
-    (s + h.cos()).square().sum().backward()
+    (f + s).square().sum().backward()
 
 damp(torch.ones(3))
 """,

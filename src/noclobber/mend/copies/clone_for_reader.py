@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import arguments_of, is_fresh, is_new, writes_through
+from noclobber.mend.holders.holding import arguments_of, is_new, writes_through
 from noclobber.mend.holders.making import MODULES, module_gives_new, module_writes
 from noclobber.mend.holders.resolving import function_called, module_called
 from noclobber.mend.scene import Scene
@@ -30,7 +30,7 @@ from noclobber.model.operators import KEPT, NODES
 from noclobber.model.units import listed
 from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
-from noclobber.syntax.names import called, definition, dotted, has_stars, is_stored, keyword, last_name
+from noclobber.syntax.names import called, definition, dotted, has_stars, is_stored, keyword, last_name, names_used
 from noclobber.syntax.tree import File, Place, walk
 from noclobber.syntax.writes import NAMESPACES, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
@@ -177,8 +177,19 @@ def _carries_on(scene: Scene, file: File) -> bool:
 
 
 def _cuts(file: File, held: ast.Attribute) -> bool:
-    above = file.above[held]
-    return is_stored(file, held) or (isinstance(above, ast.Attribute) and above.attr == "detach_")
+    """`self.state = None` where more than `__init__` runs it, or `self.state.detach_()`; neither
+    `self.state = f(self.state)` nor what `if self.state is None:` sets once."""
+    above, row, scope = file.above[held], file.nearest(held, ast.stmt), file.scope(held)
+    if isinstance(above, ast.Attribute) and above.attr == "detach_":
+        return True
+    if not is_stored(file, held) or not isinstance(row, ast.Assign):
+        return False
+    goes_on = held.attr in names_used(row.value) and "detach" not in names_used(row.value)
+    once = any(isinstance(one, ast.If) and held.attr in names_used(one.test) for one in file.around(row))
+    name = getattr(scope, "name", "forward")
+    calls = (one for one in walk(file.tree, ast.Call) if called(one) == name)
+    runs = name == "forward" or any(getattr(file.scope(one), "name", "") != "__init__" for one in calls)
+    return runs and not goes_on and not once
 
 
 def _is_meant(scene: Scene) -> bool:
@@ -298,9 +309,10 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
     if made is not None and handed and all(handed) and scene.kind == "tensor":
         return save.args if len(save.args) == 1 and not save.keywords else []
+    if is_own and len(save.args) == 1 and not save.keywords:
+        return save.args
     names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
-    last = scene.name.rpartition(".")[2]
-    names |= {last if is_own else "", f"self.{last}"} - {"", "self."}
+    names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     parts = _parts(save.args) + [one.value for one in save.keywords]
     found = [one for one in parts if dotted(base_of(one)) in names]
     made_of = [definition(file, base_of(one), save) for one in parts if one not in found]
@@ -310,7 +322,8 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     if tensors is None or not set(scene.finding.fields) <= {*_FIRST, *_SECOND, "query", "key", "value"}:
         return found
     some = _parts(save.args[tensors])
-    return [] if any(isinstance(one, ast.Starred) for one in some) else [one for one in some if not is_fresh(file, one)]
+    is_whole = len(some) >= (tensors.stop or 2) and not any(isinstance(one, ast.Starred) for one in some)
+    return [one for one in some if not is_new(file, one)] if is_whole else []
 
 
 def _parts(given: list[ast.expr]) -> list[ast.expr]:

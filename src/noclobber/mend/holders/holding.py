@@ -207,15 +207,6 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
     return {name for one in found if one is not None for name in one} if None not in found else None
 
 
-def is_fresh(file: File, value: ast.expr) -> bool:
-    """Return True if an expression gives memory that no other variable of the function or attribute shows."""
-    names, scope = aliases(file, value), file.scope(value)
-    bound = [_bound_with(file, one) for name in names or () for one in _names(scope, name) if is_stored(file, one)]
-    if not names:
-        return names is not None
-    return bool(bound) and bound == [set()] * len(bound) and not names & arguments_of(scope)
-
-
 def taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
     """Return what a loop calls the items of a container, with the container: of each that `zip` and its like take."""
     if not isinstance(container, ast.Call) or called(container) not in TAKING_OUT:
