@@ -4,7 +4,8 @@ Sound if the name alone holds the written tensor (holding.py) at the first state
 tensor, and each later use of the name reads and writes that one. Nothing else can see the difference, because nothing
 else holds the memory. Every write that the finding names goes through the name, and one that may run without the first
 statement makes a new tensor too. The same holds for an attribute, or an item of a list or dict, that was seen to hold
-the tensor alone (seen.py): the new tensor is put there.
+the tensor alone (seen.py): the new tensor is put there. What an unpacking or a loop takes apart may be read again only
+where its new parts are put together below the last write.
 
 - Out of place the result must have the element type of the tensor. In place it always has; out of place an operand of a
   wider type would decide. So what is narrower than float32 is cloned instead, and float32 where the file makes wider

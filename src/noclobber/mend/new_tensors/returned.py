@@ -3,8 +3,9 @@ call of which only the value is used.
 
 Sound because no other code should see these writes: autograd gives gradients and saves to other parts too, and a
 refused write never happened. The function itself computes with the new tensor.
-- In a `backward`, the name is bound to the new tensor; no other name of the function may hold the old one. Where only
-  parts of it are written, it is bound to a clone before that.
+- In a `backward`, and in a function that the file only gives to `register_hook`, the name is bound to the new tensor,
+  and a hook returns it. No other name of the function may hold the old one. Where a `backward` writes only parts of it, it
+  is bound to a clone before that.
 - `return x.add_(1)`, and the same as the body of a lambda or a list, gives the new tensor in place of the written one.
   So it does in an unpack hook, which the engine calls once for each backward.
 
@@ -31,7 +32,6 @@ from noclobber.syntax.names import (
     named,
     names_bound,
     parameters,
-    returns_value,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, starts, walk
 from noclobber.syntax.writes import (
@@ -187,7 +187,9 @@ def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
     """Edits of a write into an argument, after which the function, which returned nothing, returns it; none where that
     cannot be done."""
     file, scope = write.file, write.file.scope(write.statement)
-    if not edits or not isinstance(scope, FUNCTION) or returns_value(scope) or write.name not in parameters(scope):
+    if not edits or not isinstance(scope, FUNCTION) or write.name not in parameters(scope):
+        return ()
+    if next(walk(scope, ast.Return), None) is not None:
         return ()
     back = after(file, scope.body[-1], f"return {write.name}")
     if back is None:
