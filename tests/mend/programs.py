@@ -1122,9 +1122,9 @@ def step(x, w):
     for _ in range(2):
         (x @ w).sum().backward()
         x -= 0.1 * x.grad
-        w -= 0.1 * w.grad
         x.grad.zero_()
-        w.grad.zero_()
+        w -= 0.1 * w.grad
+        w.grad = None
     return kept
 
 def run():

@@ -319,6 +319,26 @@ def test_the_holders_of_a_view_that_may_not_be_written():
     assert {one.name for one in finding.event.holders} == {"a"}
 
 
+def test_what_a_loop_alone_goes_through_holds_no_part_that_it_gave():
+    def refused():
+        h = made()
+        for _, (row, _) in enumerate(zip(h.unbind(), range(3), strict=True)):
+            row.mul_(2)
+
+    (finding,) = findings(refused)
+    assert {one.name for one in finding.event.holders} == {"h", "row"}
+
+
+def test_what_a_variable_goes_through_may_be_gone_through_elsewhere():
+    def refused():
+        rows = iter(made().unbind())
+        for row in rows:
+            row.mul_(2)
+
+    (finding,) = findings(refused)
+    assert finding.event.holders is None
+
+
 def test_of_a_refused_write_without_elements_nothing_is_known():
     x = torch.ones(0, requires_grad=True)
     with pytest.raises(RuntimeError), noclobber.watch() as seen:

@@ -85,9 +85,11 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     def fits(one: ast.stmt) -> bool:
         if is_weight and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
             return True
-        return _descends(file, one) or _sets_leaf(file, one)
+        return _descends(file, one) or _sets_leaf(file, one) or _clears(one)
 
     rows = _beside(file, found, fits)
+    kept = [at for at, one in enumerate(rows) if not _clears(one)]
+    rows = rows[kept[0] : kept[-1] + 1]
     more = (one for one in writes_through(file, file.scope(found), write.name) if one not in rows)
     if any(_is_refused_too(file, one) for one in more):
         return []
@@ -212,6 +214,11 @@ def _descends(file: File, write: ast.stmt) -> bool:
     """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
     values = _values(write)
     return bool(values) and all(is_of_gradients(file, one) for one in values or ())
+
+
+def _clears(row: ast.stmt) -> bool:
+    """`w.grad.zero_()`, `w.grad = None`."""
+    return bool(re.fullmatch(r"\S+\.grad(\.zero_\(\)| = None)", ast.unparse(row)))
 
 
 def _values(write: ast.stmt) -> list[ast.expr] | None:

@@ -4,8 +4,8 @@ call of which only the value is used.
 Sound because no other code should see these writes: autograd gives gradients and saves to other parts too, and a
 refused write never happened. The function itself computes with the new tensor.
 - In a `backward`, and in a function that the file only gives to `register_hook`, the name is bound to the new tensor,
-  and a hook returns it. No other name of the function may hold the old one. Where a `backward` writes only parts of it, it
-  is bound to a clone before that.
+  and a hook returns it. No other name of the function may hold the old one. Where a `backward` writes only parts of it,
+  the name is bound to a clone before that.
 - `return x.add_(1)`, and the same as the body of a lambda or a list, gives the new tensor in place of the written one.
   So it does in an unpack hook, which the engine calls once for each backward.
 
