@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
 
@@ -31,7 +31,8 @@ Node = TypeVar("Node", bound=ast.AST)
 class File:
     """A source file, parsed. Positions go in and out as `Span`: lines and columns 1-based, in characters.
 
-    `above` gives the node around each node, `starts` the offset at which each line starts.
+    `above` gives the node around each node, `starts` the offset at which each line starts. `found` is what `at` has
+    found so far.
     """
 
     path: str
@@ -39,6 +40,7 @@ class File:
     tree: ast.Module
     above: Mapping[ast.AST, ast.AST]
     starts: tuple[int, ...]
+    found: dict[Span, ast.AST] = field(default_factory=dict)
 
     def span(self, node: Placed) -> Span:
         """Return the span of a node. Parentheses around it do not belong to it, unless it is a tuple."""
@@ -73,10 +75,13 @@ class File:
 
     def at(self, span: Span) -> ast.AST:
         """The smallest node that covers a span; the module where none does."""
+        if (known := self.found.get(span)) is not None:
+            return known
         found: ast.AST = self.tree
         below: ast.AST | None = found
         while below is not None:
             found, below = below, next((one for one in _placed(below) if self._covers(one, span)), None)
+        self.found[span] = found
         return found
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -199,12 +204,32 @@ def statement_of(site: Site | None) -> ast.stmt | None:
 
 def walk(node: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
     """Yield the nodes of some kinds in and below a node, in the order of the text."""
-    waiting = [node]
+    rows, first, end = vars(node).get(_PLACE_IN_ROWS) or _in_rows(node)
+    return (one for one in rows[first:end] if isinstance(one, kinds))
+
+
+_PLACE_IN_ROWS = "noclobber_rows"
+"""Where a node keeps its place in the order of the text. A report asks hundreds of times, and a file never changes."""
+
+
+def _in_rows(node: ast.AST) -> tuple[list[ast.AST], int, int]:
+    """Return the nodes in and below a node in the order of the text, with the first index and the last; keep that on
+    each node that has others below it."""
+    rows: list[ast.AST] = []
+    above: list[int] = []
+    waiting = [(node, 0)]
     while waiting:
-        node = waiting.pop()
-        if isinstance(node, kinds):
-            yield node
-        waiting += sorted(ast.iter_child_nodes(node), key=_order)[::-1]
+        one, parent = waiting.pop()
+        waiting += [(child, len(rows)) for child in sorted(ast.iter_child_nodes(one), key=_order)[::-1]]
+        rows.append(one)
+        above.append(parent)
+    below = [1] * len(rows)
+    for index in range(len(rows) - 1, 0, -1):
+        below[above[index]] += below[index]
+        if below[index] > 1:  # Python has one `Load` for all trees
+            vars(rows[index])[_PLACE_IN_ROWS] = rows, index, index + below[index]
+    vars(node)[_PLACE_IN_ROWS] = found = rows, 0, len(rows)
+    return found
 
 
 def functions(node: ast.AST) -> Iterator[Function]:
