@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Literal, NamedTuple
@@ -51,6 +52,7 @@ _REFERENCES = 3
 def reachable(frames: Iterable[FrameType]) -> Iterator[Held]:
     """Yield what the variables of frames lead to, first what is a few steps away."""
     waiting, seen, held = deque[tuple[int, Held]](), dict[int, object](), 0
+    methods = cache(_methods)  # of a class with thousands of objects; later it may have other methods
     for frame in frames:
         code = frame.f_code
         scopes = [variables(frame)] if frame.f_locals is frame.f_globals else [variables(frame), frame.f_globals]
@@ -62,16 +64,16 @@ def reachable(frames: Iterable[FrameType]) -> Iterator[Held]:
         yield one
         if depth < _DEEPEST and id(one.value) not in seen and not isinstance(one.value, torch.Tensor):
             seen[id(one.value)] = one.value  # held, so that no other object gets its id
-            waiting += [(depth + 1, part) for part in _parts(one)]
+            waiting += [(depth + 1, part) for part in _parts(one, methods)]
 
 
-def _parts(held: Held) -> Iterator[Held]:
+def _parts(held: Held, methods: Callable[[type], tuple[CodeType, ...]]) -> Iterator[Held]:
     """Yield what a value holds: items of lists, tuples and dicts, attributes of objects, variables of functions."""
     value, name, kind, scopes = held.value, held.name, type(held.value), held.scopes
     if kind is FunctionType and owner_of(value.__code__.co_filename) is not Owner.USER:
         return
     if issubclass(kind, torch.nn.Module):
-        codes = tuple(_methods(kind)) or scopes
+        codes = methods(kind) or scopes
         for key, one in reads.of_module(value, states=True):
             yield Held(f"{name}[{key}]" if str(key).isdigit() else f"{name}.{key}", "attribute", one, codes, value)
         return
@@ -83,13 +85,10 @@ def _parts(held: Held) -> Iterator[Held]:
         elif isinstance(key, reads.Variable):
             yield Held(key.name, "name", one, (value.__code__,), value)
         else:
-            yield Held(f"{name}.{key}", "attribute", one, tuple(_methods(kind)) or scopes, value)
+            yield Held(f"{name}.{key}", "attribute", one, methods(kind) or scopes, value)
 
 
-def _methods(kind: type) -> Iterator[CodeType]:
-    """Yield the code of a class's methods that the program itself wrote."""
-    for owner in kind.__mro__:
-        for one in list(vars(owner).values()):
-            code = getattr(one, "__code__", None)
-            if isinstance(code, CodeType) and owner_of(code.co_filename) is Owner.USER:
-                yield code
+def _methods(kind: type) -> tuple[CodeType, ...]:
+    """Return the code of a class's methods that the program itself wrote."""
+    of_all = (getattr(one, "__code__", None) for owner in kind.__mro__ for one in list(vars(owner).values()))
+    return tuple(one for one in of_all if isinstance(one, CodeType) and owner_of(one.co_filename) is Owner.USER)
