@@ -17,7 +17,8 @@ TORCH :=
 TESTS :=
 # `make native` builds the native part; `make test NATIVE=1`, and the fuzzers with it, let it take what it can.
 NATIVE :=
-RUN = OMP_NUM_THREADS=1 NOCLOBBER_PURE=$(if $(NATIVE),0,1) $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
+# Python keeps what it has compiled, whatever the surroundings say: hundreds of processes import the same files.
+RUN = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 NOCLOBBER_PURE=$(if $(NATIVE),0,1) $(if $(TORCH),$(FOUND) requirements/release.py $(TORCH),$(BIN)/python)
 
 .PHONY: demo test quick native wheels check format bench fuzz fuzz-preserve fuzz-threads conformance release docs lock clean
 

@@ -334,9 +334,8 @@ WAYS = {
     "bare": nullcontext,
     "probe": nullcontext,
     **MODES,
-    "ledger": partial(noclobber.watch, ledger=True),
     "hints": partial(noclobber.watch, hints=True),
-    "raise": partial(noclobber.watch, on_write="raise"),
+    "raise": partial(noclobber.watch, on_write="raise", ledger=True),
 }
 
 
