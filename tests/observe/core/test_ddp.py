@@ -3,13 +3,13 @@
 import inspect
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests import served
 from tests.observe import ranks
 
 pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="PyTorch without gloo")
@@ -31,22 +31,9 @@ def results(tmp_path_factory):
     if sys.platform == "linux":
         surroundings["GLOO_SOCKET_IFNAME"] = "lo"
     outs = [folder / f"{rank}.json" for rank in (0, 1)]
-    running = [
-        subprocess.Popen(
-            [sys.executable, ranks.__file__, str(rank), str(folder / "store"), str(outs[rank])],
-            env=surroundings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        said = [one.communicate()[0] for one in running]
-    finally:
-        for one in running:
-            one.kill()
-    assert [one.returncode for one in running] == [0, 0], "\n".join(said)
+    served.run_together(
+        [[ranks.__file__, str(rank), str(folder / "store"), str(outs[rank])] for rank in (0, 1)], folder, surroundings
+    )
     return [json.loads(out.read_text()) for out in outs]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests import served
 from tests.observe.kinds import CLOBBERS, PROGRAMS
 from tests.observe.native.conftest import missing
 
@@ -56,7 +57,7 @@ def test_no_dispatch_mode_sees_a_lazy_tensor():
         with Mode():
             torch.ones(4, device="lazy").view(2, 2)
     """
-    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True)
+    done = served.run(["-c", dedent(script)])
     assert "has no implementation for the backend" in done.stderr
 
 

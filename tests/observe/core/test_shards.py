@@ -1,12 +1,13 @@
 """FSDP2 gathers stepped shards into the memory that backward reads: the step is to blame, on each rank, each time."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests import served
 
 PROGRAM = """
 import json, sys, warnings
@@ -93,15 +94,8 @@ dist.destroy_process_group()
 def test_the_step_of_shards_is_to_blame(tmp_path: Path, world: int):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, program, str(tmp_path / "store"), str(rank), str(world)], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(world)
-    ]
-    for rank in ranks:
-        printed, _ = rank.communicate()
-        assert rank.returncode == 0
+    words = [[str(program), str(tmp_path / "store"), str(rank), str(world)] for rank in range(world)]
+    for printed in served.run_together(words, tmp_path, os.environ):
         found = json.loads(printed.splitlines()[-1])
         assert found.pop("as without shards")
         assert found.pop("legal") == []

@@ -1,5 +1,6 @@
 """Backward calls that the native part begins or ends, or asks about, are those of bare PyTorch."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,21 @@ from textwrap import dedent
 
 import pytest
 
+from tests import served
 
-def run(script: str, environment: dict[str, str]) -> str:
-    done = subprocess.run([sys.executable, "-c", dedent(script)], env=environment, capture_output=True, text=True)
+
+def started(
+    words: list[str], environment: dict[str, str], folder: Path | str = "."
+) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS...`; in a fork where the process that forks has armed the same part before."""
+    if environment["NOCLOBBER_PURE"] == os.environ["NOCLOBBER_PURE"]:
+        return served.run(words, folder, env=environment)
+    return subprocess.run([sys.executable, *words], env=environment, cwd=folder, capture_output=True, text=True)
+
+
+def run(script: str, environment: dict[str, str]) -> None:
+    done = started(["-c", dedent(script)], environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_leaf_is_the_output_itself(either: dict[str, str]) -> None:
@@ -99,7 +110,7 @@ def test_the_calls_before_a_refusal_are_known(either: dict[str, str]) -> None:
             exec(compile("loss = weight.exp().sum(); loss.backward()", f"{number}.py", "exec"))
         loss.backward()
     """
-    done = subprocess.run([sys.executable, "-c", dedent(script)], env=either, capture_output=True, text=True)
+    done = started(["-c", dedent(script)], either)
     assert "error[NC104]" in done.stderr
     assert "99.py:1" in done.stderr
 
@@ -111,6 +122,5 @@ def test_a_sampled_run_counts_every_call(either: dict[str, str], tmp_path: Path)
         "for _ in range(60):\n"
         "    weight.exp().sum().backward()\n"
     )
-    command = [sys.executable, "-m", "noclobber", "run", "--every", "10", "train.py"]
-    done = subprocess.run(command, env=either, cwd=tmp_path, capture_output=True, text=True)
+    done = started(["-m", "noclobber", "run", "--every", "10", "train.py"], either, tmp_path)
     assert "not watched: 38 of 60 backward calls (`--every 10` watches the others)" in done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from functools import partial
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
+from tests import served
 from tests.observe import ranks
 
 pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="PyTorch without gloo")
@@ -100,24 +100,11 @@ def results(tmp_path_factory):
     if sys.platform == "linux":
         surroundings["GLOO_SOCKET_IFNAME"] = "lo"
     outs = [folder / f"{rank}.json" for rank in (0, 1)]
-    command = [sys.executable, "-m", __name__]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), str(outs[rank])],
-            env=surroundings,
-            cwd=Path(__file__).parents[3],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        said = [one.communicate()[0] for one in running]
-    finally:
-        for one in running:
-            one.kill()
-    assert [one.returncode for one in running] == [0, 0], "\n".join(said)
+    served.run_together(
+        [["-m", __name__, str(rank), str(folder / "store"), str(outs[rank])] for rank in (0, 1)],
+        Path(__file__).parents[3],
+        surroundings,
+    )
     return [json.loads(out.read_text()) for out in outs]
 
 
