@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
+from noclobber.fix.proof import launcher
 from noclobber.fix.proof.job import Order
 from noclobber.fix.proof.launcher import launching
+from tests import served
 
 MEASURE = """
 import json, sys
@@ -91,10 +91,7 @@ def program(body):
 
 def measured(*programs):
     """The bytes allocated, and those counted, at a backward call of each program."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE], input=json.dumps(programs), capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(served.run(["-c", MEASURE], stdin=json.dumps(programs)).stdout)
 
 
 def test_the_bytes_more_are_those_of_the_allocator():
@@ -108,9 +105,10 @@ def test_the_backward_that_keeps_most_counts(tmp_path, monkeypatch):
     after = LATER.replace("h += 1", "h = h + 1")
     (allocated, _), (more, _) = measured((LATER, 2), (after, 2))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "_spawned", served.spawned)
     found = []
-    with launching(["program.py"]) as launcher:
+    with launching(["program.py"]) as launched:
         for text in (LATER, after):
             (tmp_path / "program.py").write_text(text)
-            found.append(launcher.run(Order("search", 3, 3600)).saved)
+            found.append(launched.run(Order("search", 3, 3600)).saved)
     assert found[1] - found[0] == more - allocated == 4096

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import served
 from tests.cli.running import noclobber, write
 
 NET = """
@@ -51,8 +50,7 @@ print(peak.end())
 
 def measured(folder: Path) -> tuple[str, int]:
     """What a program prints, and its peak in a process of its own."""
-    said = subprocess.run([sys.executable, "-c", MEASURE], cwd=folder, capture_output=True, text=True, check=True)
-    *lines, peak = said.stdout.splitlines()
+    *lines, peak = served.run(["-c", MEASURE], folder).stdout.splitlines()
     return "\n".join(lines), int(peak)
 
 

@@ -3,7 +3,9 @@
 import pytest
 
 from noclobber.fix import verb
+from noclobber.fix.proof import launcher
 from noclobber.selection import Selection
+from tests import served
 
 STRAIGHT_THROUGH = """\
 import torch
@@ -30,6 +32,7 @@ net(x).pow(2).mean().backward()
 @pytest.fixture
 def fixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "_spawned", served.spawned)
 
     def fix(text, *, writing=False):
         (tmp_path / "program.py").write_text(text)
