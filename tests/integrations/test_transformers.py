@@ -90,8 +90,7 @@ def trained(net: nn.Module, folder: Path, callback: NoclobberCallback | None, **
     [
         ({}, 14, 20),
         ({"gradient_accumulation_steps": 4}, 2, 5),
-        ({"bf16": True}, 14, 20),
-        ({"gradient_checkpointing": True}, 14, 20),
+        ({"bf16": True, "gradient_checkpointing": True}, 14, 20),
     ],
 )
 def test_a_right_training_is_quiet_and_the_same(tmp_path: Path, more: dict[str, Any], missed: int, steps: int) -> None:

@@ -35,6 +35,15 @@ def test_a_node_is_found_at_its_text_and_gives_it_back(piece: str) -> None:
     assert file.span(node) == span_of(TEXT, piece)
 
 
+def test_what_is_below_a_node_is_the_same_before_and_after_the_whole_tree_was_walked() -> None:
+    alone, tree = ast.parse(TEXT), ast.parse(TEXT)
+    assert len(list(walk(tree, ast.AST))) == len(list(ast.walk(tree)))
+    for one, other in zip(ast.walk(alone), ast.walk(tree), strict=True):
+        below = [ast.dump(each) for each in walk(other, ast.AST)]
+        assert [ast.dump(each) for each in walk(one, ast.AST)] == below
+        assert sorted(below) == sorted(ast.dump(each) for each in ast.walk(other))
+
+
 def test_outside_of_every_node_is_the_module() -> None:
     file = parsed("a = 1\n\n\nb = 2\n")
     assert file.at(span_of(file.text, "a = 1\n\n\nb")) is file.tree
