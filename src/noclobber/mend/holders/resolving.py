@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.syntax.names import called, last_name
-from noclobber.syntax.tree import File, Scope, within
+from noclobber.syntax.tree import File, Scope, walk, within
 
 _UNKNOWN = ("register_forward", "register_module_forward", ".inplace", "setattr(")
 """What lets a program see what any module is given and gives, or make modules other than they were built."""
@@ -61,7 +61,7 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
         around = file.class_of(where) if last_name(callee.value) == "self" else None
         if around is None or _is_set_from_outside(file, callee.attr):
             return []
-        return [one for one in ast.walk(around) if _binds(one, callee)]
+        return [one for one in walk(around, ast.AST) if _binds(one, callee)]
     if not _is_global(file, callee.id):
         for scope in file.around(where):
             if isinstance(scope, Scope) and (bound := [one for one in within(scope) if _binds(one, callee)]):
@@ -71,13 +71,13 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
 
 def _is_set_from_outside(file: File, attribute: str) -> bool:
     """Return True if the file sets an attribute of this name on anything but `self`."""
-    stored = (one for one in ast.walk(file.tree) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+    stored = (one for one in walk(file.tree, ast.Attribute) if isinstance(one.ctx, ast.Store))
     return any(one.attr == attribute and last_name(one.value) != "self" for one in stored)
 
 
 def _is_global(file: File, name: str) -> bool:
     """Whether a function binds this name of the file."""
-    return any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in ast.walk(file.tree))
+    return any(name in one.names for one in walk(file.tree, ast.Global, ast.Nonlocal))
 
 
 def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.FunctionDef | None:
