@@ -46,8 +46,8 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
     bound = (one for one in within(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
     is_own = isinstance(held, ast.Name) and not isinstance(scope, ast.Module) and name in {one.id for one in bound}
     last = [write, *file.loops(write)][-1]
-    for one in walk(scope if is_own else file.tree, ast.Attribute, ast.Name):
-        if last_name(one) != name or type(one) is not type(held):
+    for one in ast.walk(scope if is_own else file.tree):
+        if not isinstance(one, (ast.Attribute, ast.Name)) or last_name(one) != name or type(one) is not type(held):
             continue
         if is_own and starts(one) >= ends(last):
             continue

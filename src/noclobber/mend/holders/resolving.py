@@ -77,7 +77,9 @@ def _is_set_from_outside(file: File, attribute: str) -> bool:
 
 def _is_global(file: File, name: str) -> bool:
     """Whether a function binds this name of the file."""
-    return any(name in one.names for one in walk(file.tree, ast.Global, ast.Nonlocal))
+    return any(
+        name in one.names for rows in (walk(file.tree, ast.Global), walk(file.tree, ast.Nonlocal)) for one in rows
+    )
 
 
 def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.FunctionDef | None:
