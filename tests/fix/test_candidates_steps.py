@@ -459,8 +459,8 @@ def test_a_checkpointed_region_gets_a_clone_of_the_argument_that_is_written() ->
     ],
 )
 def test_a_checkpointed_module_runs_on_a_copy_of_the_buffer_that_is_written(call: str, name: str, right: str) -> None:
-    source = f"y = checkpoint({call}, use_reentrant=False)\nnet.noise.normal_()\ny.sum().backward()\n"
-    about = {"write": "net.noise.normal_()", "save": f"checkpoint({call}, use_reentrant=False)"}
+    source = f"y = checkpoint({call}, use_reentrant=False)\nblock.noise.normal_()\ny.sum().backward()\n"
+    about = {"write": "block.noise.normal_()", "save": f"checkpoint({call}, use_reentrant=False)"}
     found = mended("NC205", source, **about, kind="buffer", name=name, op="aten::normal_")
     assert any(f"checkpoint(torch.func.functional_call, {right}, use_reentrant=False)" in one for one in found)
 
