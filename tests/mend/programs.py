@@ -2186,5 +2186,149 @@ def run():
             kept.append(cell.state)
     (y + kept[0]).sum().backward()
 """,
+    "a part that is another tensor by then": """
+def run():
+    h = x @ w
+    a, b = h.chunk(2, 1)
+    b = b.tanh()
+    a.mul_(2)
+    (h.square().sum() + b.sum()).backward()
+""",
+    "parts of one name": """
+def run():
+    h = x @ w
+    _, a, _, _ = h.chunk(4, 1)
+    a.mul_(2)
+    h.square().sum().backward()
+""",
+    "a dimension that is another by then": """
+def run():
+    h, d = x @ w[:, :3], 1
+    a, b, c = h.split(1, d)
+    d = 0
+    a.mul_(2)
+    h.square().sum().backward()
+""",
+    "parts of what a later turn keeps": """
+def run():
+    kept = []
+    for turn in range(2):
+        h = x @ w
+        if turn:
+            kept.append(h)
+        a, b = h.chunk(2, 1)
+        a.mul_(2)
+        h.square().sum().backward()
+    kept[0].sum().backward()
+""",
+    "parts of what is seen with its strides": """
+def run():
+    h = (x @ w).t()
+    a, b = h.chunk(2, 0)
+    a.mul_(2)
+    h.t().view(-1).square().sum().backward()
+""",
+    "updates beside a value that a later loss needs": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.mean, self.speed = nn.Parameter(w.detach().clone()), 0.0, 0.0
+net = Net()
+def run():
+    for _ in range(2):
+        ((x @ net.weight).square().sum() + net.mean).backward()
+        for p in [net.weight]:
+            net.speed = 0.9 * net.speed + p.grad
+            p -= 0.1 * net.speed
+            p.grad.zero_()
+            net.mean = p.mean()
+""",
+    "a step before a backward through a module that both have": """
+class Part(nn.Module):
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.last = first, nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, t):
+        return self.last(self.first(t))
+first = nn.Linear(4, 4, dtype=torch.float64)
+g, d = Part(first), Part(first)
+"""
+    + OPTIMIZERS
+    + """
+def run():
+    score = d(g(x.detach()))
+    loss_d, loss_g = score.square().mean(), -score.mean()
+    opt_d.zero_grad()
+    loss_d.backward(retain_graph=True)
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "a step before a backward that skips a frozen layer": NETS
+    + OPTIMIZERS
+    + """
+g.bias.requires_grad_(False)
+def run():
+    score = d(g(x.detach()))
+    loss_d, loss_g = score.square().mean(), -score.mean()
+    opt_d.zero_grad()
+    loss_d.backward(retain_graph=True)
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "a gradient that another hook keeps": """
+seen = {}
+def damp(gradient):
+    gradient.mul_(0.5)
+def run():
+    h = x @ w
+    y = h + h.detach()
+    z = y * 1
+    z.register_hook(lambda gradient: seen.update(gradient=gradient))
+    z.register_hook(damp)
+    (z + y).sum().backward()
+""",
+    "a Function that keeps its argument for itself": """
+kept = []
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.save_for_backward(u)
+        kept.append(u)
+        return (u > 0).to(u.dtype)
+    @staticmethod
+    def backward(ctx, g):
+        return g / (1 + ctx.saved_tensors[0].abs()) ** 2
+spike = Spike.apply
+
+class Cell(nn.Module):
+    def reset(self):
+        self.state = torch.zeros_like(x)
+    def forward(self, t):
+        self.state = 0.9 * self.state + t
+        fired = spike(self.state)
+        self.state[fired > 0] = 0.0
+        return fired
+cell = Cell()
+
+def run():
+    cell.reset()
+    cell(x @ w).sum().backward()
+""",
+    "a norm that writes its buffer when it trains": """
+from torch.utils.checkpoint import checkpoint
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(4, dtype=torch.float64))
+norm = nn.BatchNorm1d(4, dtype=torch.float64).eval()
+def run():
+    y = checkpoint(norm, x @ w, use_reentrant=False)
+    norm.running_mean.add_(0.5)
+    y.square().sum().backward()
+""",
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""

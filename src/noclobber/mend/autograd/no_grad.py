@@ -27,7 +27,16 @@ from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure
 from noclobber.syntax.edits import insert, under_no_grad
-from noclobber.syntax.names import called, dotted, is_read_after, is_stored, is_untracked, last_name, returns_value
+from noclobber.syntax.names import (
+    called,
+    dotted,
+    is_read_after,
+    is_stored,
+    is_untracked,
+    last_name,
+    named,
+    returns_value,
+)
 from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk, within
 from noclobber.syntax.updates import is_of_gradients
 from noclobber.syntax.writes import WriteSyntax, is_namespace, write_at, writes
@@ -125,11 +134,25 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     given = {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store) and one.id != write.name}
     if next(walk(loop, ast.Yield, ast.YieldFrom, ast.Return, ast.Await), None) is not None:
         return None
-    if any(is_read_after(file, one, scope, end) for one in given):
+    if any(is_read_after(file, one, scope, end) for one in given) or any(_is_read_outside(file, loop)):
         return None  # what is computed there may be needed with its gradient
     inside = list(walk(loop, ast.stmt))
     others = (one for one in walk(file.tree, ast.stmt) if one not in inside and not _is_guarded(file, one))
     return None if any(_descends(file, one) for one in others) else loop
+
+
+def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
+    """Whether the file reads elsewhere each attribute, and what each item belongs to, that a loop assigns."""
+    attributes = [one for one in walk(loop, ast.Attribute) if isinstance(one.ctx, ast.Store)]
+    items = [one for one in walk(loop, ast.Subscript) if isinstance(one.ctx, ast.Store)]
+    for target in (*attributes, *items):
+        held: ast.expr = target
+        while isinstance(held, ast.Subscript):
+            held = held.value
+        name = last_name(held)
+        if name not in ("data", "grad"):
+            mentions = [one for one in named(file.tree) if last_name(one) == name and not is_stored(file, one)]
+            yield not name or any(loop not in file.around(one) for one in mentions)
 
 
 def _only_computes(call: ast.Call) -> bool:

@@ -8,6 +8,7 @@ tried.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
@@ -155,11 +156,14 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
             text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
             edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
             is_sound = bool(written) and not more and what == OWN["buffer"] and _drifts_by(scene, file, written)
-            is_sound &= not _writes_own(file, key) and not ELSEWHERE.search(file.text)
+            is_sound &= not _writes_own(file, key) and key not in _OF_NORMS and not ELSEWHERE.search(file.text)
+            is_sound &= re.search(r"^import torch$", file.text, re.MULTILINE) is not None
             is_sound &= all(one.arg in _OPTIONS for one in call.keywords) and net != "self"
             yield Change(f"run `{net}` on {title}", (edit,), 4 + more, Cure.CLONE_ARGUMENT, is_sound)
 
 
+_OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers that PyTorch's own modules write in training."""
 _OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop")
 """Arguments of `checkpoint` itself."""
 

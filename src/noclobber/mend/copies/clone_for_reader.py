@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import arguments_of, is_new, writes_through
+from noclobber.mend.holders.holding import arguments_of, is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.making import MODULES, module_gives_new, module_writes
 from noclobber.mend.holders.resolving import function_called, module_called
 from noclobber.mend.scene import Scene
@@ -285,6 +285,15 @@ def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
     return isinstance(save.func, ast.Attribute) and _keeps_result(called(save), node)
 
 
+def _keeps_in_ctx(file: File, function: ast.FunctionDef) -> bool:
+    """Return True if the forward of a Function keeps what it is given by `ctx.save_for_backward` alone."""
+    given = arguments_of(function) - {"ctx"}
+    uses = [one for one in walk(function, ast.Name) if one.id in given and isinstance(one.ctx, ast.Load)]
+    calls = [call if isinstance(call := file.above[one], ast.Call) else None for one in uses]
+    saved = [called(call) == "save_for_backward" for call in calls]
+    return all(is_saved or keeps_nothing(file, one) for one, is_saved in zip(uses, saved, strict=True))
+
+
 def _given(place: Place, scene: Scene) -> list[ast.expr]:
     """Return the arguments of a function or a module of PyTorch, or of a Function of the file, that are the tensor, by
     its name or that of the write: `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`; or the only argument of
@@ -304,6 +313,7 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     if is_own and function is not None:
         is_own = not any(True for name in arguments_of(function) for _ in writes_through(file, function, name))
         is_own &= scene.finding.save is not None and not scene.finding.save.is_output
+        is_own &= _keeps_in_ctx(file, function)
     if made is None and not is_of_torch and not is_own:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]

@@ -254,6 +254,8 @@ def _sound(scene: Scene) -> Change | None:
             continue
         if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one), whole=whole):
             return None
+        if scene.is_split and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
+            return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
         edit, clones = _edit(scene, file, one, name)
         if edit is None:
             return None
@@ -264,12 +266,18 @@ def _sound(scene: Scene) -> Change | None:
     return _with_those_refused_next(file, write, _bound(name, edits, cloned=cloned))
 
 
+_OF_STRIDES = ("view", "as_strided", "stride", "data_ptr")
+"""What asks for the strides of a tensor: those of a new one may be others."""
+
+
 def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     """`x`, and the statement `x = torch.cat((a, b), dim=-1)` below the last write to a part of
     `a, b = x.chunk(2, dim=-1)`, where `x` is read only below that, all in one block; else nothing."""
     scope, rows = file.scope(write), file.block(write)
     names = [one for one in within(scope) if isinstance(one, ast.Name)]
-    bound = [file.above[one] for one in names if one.id == name and isinstance(one.ctx, ast.Store)]
+    stores = [one for one in names if isinstance(one.ctx, ast.Store)]
+    stored = [one.id for one in stores if not isinstance(file.above[one], ast.AugAssign)]
+    bound = [file.above[one] for one in stores if one.id == name]
     parts = bound[0].elts if len(bound) == 1 and isinstance(bound[0], ast.Tuple) else []
     made = file.statement(parts[0]) if parts else None
     call = made.value if isinstance(made, ast.Assign) and made in rows else None
@@ -281,7 +289,13 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     own = [one for one in names if one.id in map(dotted, parts) and isinstance(one.ctx, ast.Load)]
     if split not in SPLITS or not isinstance(root, ast.Name) or not set(written) <= {*rows}:
         return "", None
-    if not all(isinstance(one, ast.Name) for one in parts) or not all(keeps_nothing(file, one) for one in own):
+    earlier = [one for one in names if one.id == root.id and starts(one) < starts(made) and not is_stored(file, one)]
+    if not all(isinstance(one, ast.Name) for one in parts) or not all(
+        keeps_nothing(file, one) for one in own + earlier
+    ):
+        return "", None
+    asked = [one for one in within(scope) if isinstance(one, ast.Attribute) and one.attr in _OF_STRIDES]
+    if any(stored.count(dotted(one)) != 1 for one in parts) or any(starts(one) > ends(made) for one in asked):
         return "", None
     last = max(written, key=starts)
     uses = [one for one in names if one.id == root.id and starts(one) >= ends(made)]
@@ -290,8 +304,17 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
         return "", None
     join, at = ("stack", 1) if split == "unbind" else ("cat", 2)
     named, texts = keyword(call, "dim"), ", ".join(map(dotted, parts))
-    dim = file.source(named.value) if named is not None else file.source(given[at]) if len(given) > at else "0"
+    along = named.value if named is not None else given[at] if len(given) > at else ast.Constant(0)
+    dim = ast.unparse(along)
+    if not re.fullmatch(r"-?\d+", dim):
+        return "", None  # it may be another number by then
     return root.id, after(file, last, f"{root.id} = torch.{join}(({texts}), dim={dim})")
+
+
+def _read_before(file: File, name: str, row: ast.stmt) -> list[ast.Name]:
+    """The uses of a name that stand above a statement in its scope."""
+    uses = [one for one in within(file.scope(row)) if isinstance(one, ast.Name) and one.id == name]
+    return [one for one in uses if starts(one) < starts(row) and isinstance(one.ctx, ast.Load)]
 
 
 def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) -> Change | None:
@@ -302,8 +325,7 @@ def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) 
         other = write_at(Place(file, _part_of(one)))
         more = out_of_place(other) or [edit for edit in [_into_clone(file, one, other.name)] if edit is not None]
         root = root_of(other.target) if other.target is not None else None
-        uses = [use for use in within(file.scope(one)) if isinstance(use, ast.Name) and use.id == other.name]
-        before = [use for use in uses if starts(use) < starts(one) and isinstance(use.ctx, ast.Load)]
+        before = _read_before(file, other.name, one)
         is_alone = isinstance(root, ast.Name) and all(keeps_nothing(file, use) for use in before)
         if isinstance(other.base, ast.Attribute):
             is_alone = not may_be_kept(file, other.base, one)

@@ -33,7 +33,7 @@ from noclobber.syntax.names import (
     names_bound,
     parameters,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, starts, walk
+from noclobber.syntax.tree import FUNCTION, File, Place, functions, starts, walk
 from noclobber.syntax.writes import (
     WriteSyntax,
     chain,
@@ -156,6 +156,10 @@ def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
     name = scope.name if isinstance(scope, FUNCTION) else ""
     mentions = [one for one in named(file.tree) if name and last_name(one) == name]
     given = [scope] if isinstance(scope, ast.Lambda) else mentions
+    calls = [one for one in walk(file.tree, ast.Call) if called(one) == hooks]
+    is_one_of_several = hooks == "register_hook" and len(calls) != len(given)
+    if is_one_of_several or any(one.name == hooks for one in functions(file.tree)):
+        return False  # another hook may keep the same gradient; and a method of the file may do anything
     return bool(given) and all(
         isinstance(call := file.above[one], ast.Call)
         and called(call) == hooks

@@ -6,8 +6,8 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
 - the file makes two optimizers, of modules that are not the same, and the line calls the `step` of one. The backward is
-  given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses, and nothing
-  below it reads a `.grad`.
+  given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses. Nothing
+  below it or in its loop reads a `.grad`, and nothing freezes a parameter.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 
 Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps.
@@ -245,11 +245,15 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     made = bound_to(file, theirs, step)
     if (made is not None and called(made) not in _OPTIMIZERS) or re.search(r"def step\b", file.text):
         return False
+    inside = [step, *file.loops(step)][-1]
+    if any(_tells_gradients_apart(file, one, inside) for one in walk(file.tree, ast.Attribute)):
+        return False
     below = (one for row in rows[second + 1 :] for one in walk(row, ast.Attribute))
     if any(one.attr == "grad" and isinstance(one.ctx, ast.Load) for one in below):
         return False
     optimizers = [one for one in walk(file.tree, ast.Call) if called(one) in _OPTIMIZERS]
     two = len(optimizers) == 2 and _are_apart(*map(_stepped_by, optimizers))
+    two &= not any(_is_given_a_module(file, one, step) for one in optimizers)
     retains = isinstance(back, ast.Expr) and isinstance(back.value, ast.Call) and back.value.keywords
     return two and _is_step_of_torch(scene) and all(one.arg == "retain_graph" for one in retains or ())
 
@@ -259,6 +263,23 @@ def _stepped_by(optimizer: ast.Call) -> set[str]:
     given = optimizer.args[0] if optimizer.args else optimizer
     made = [one.func.value for one in walk(given, ast.Call) if isinstance(one.func, ast.Attribute)]
     return {dotted(one) for one in made} or {one.id for one in walk(given, ast.Name)}
+
+
+def _tells_gradients_apart(file: File, named: ast.Attribute, inside: ast.stmt) -> bool:
+    """Return True if an attribute freezes a parameter, or reads a gradient in the loop of a step or in a lambda."""
+    if named.attr in ("requires_grad", "requires_grad_"):
+        return True
+    reads = named.attr == "grad" and isinstance(named.ctx, ast.Load)
+    return reads and (inside in file.around(named) or isinstance(file.scope(named), ast.Lambda))
+
+
+def _is_given_a_module(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
+    """Return True if a module whose parameters an optimizer steps is built with what another call has made: two modules
+    may have that in common."""
+    owners = [one.func.value for one in walk(optimizer, ast.Call) if isinstance(one.func, ast.Attribute)]
+    made = [call for one in owners if (call := bound_to(file, one, where)) is not None]
+    given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, ast.Name)]
+    return any(isinstance(one.ctx, ast.Load) and bound_to(file, one, where) is not None for one in given)
 
 
 def _are_apart(mine: set[str], theirs: set[str]) -> bool:
