@@ -2228,20 +2228,17 @@ def run():
     a.mul_(2)
     h.t().view(-1).square().sum().backward()
 """,
-    "updates beside a value that a later loss needs": """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight, self.mean, self.speed = nn.Parameter(w.detach().clone()), 0.0, 0.0
-net = Net()
+    "updates beside items that a later loss needs": """
+half = [0.0]
 def run():
+    weights, speeds = [w.detach().clone().requires_grad_()], [torch.zeros_like(w)]
     for _ in range(2):
-        ((x @ net.weight).square().sum() + net.mean).backward()
-        for p in [net.weight]:
-            net.speed = 0.9 * net.speed + p.grad
-            p -= 0.1 * net.speed
+        ((x @ weights[0]).square().sum() + sum(half)).sum().backward()
+        for k, (p, v) in enumerate(zip(weights, speeds)):
+            v.mul_(0.9).add_(p.grad)
+            p.sub_(0.1 * v)
             p.grad.zero_()
-            net.mean = p.mean()
+            half[k] = p * 0.5
 """,
     "a step before a backward through a module that both have": """
 class Part(nn.Module):
