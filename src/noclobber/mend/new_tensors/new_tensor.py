@@ -266,7 +266,7 @@ def _sound(scene: Scene) -> Change | None:
     return _with_those_refused_next(file, write, _bound(name, edits, cloned=cloned))
 
 
-_OF_STRIDES = ("view", "as_strided", "stride", "data_ptr")
+_OF_STRIDES = ("view", "as_strided", "stride")
 """What asks for the strides of a tensor: those of a new one may be others."""
 
 
