@@ -239,3 +239,23 @@ def test_arming_collects_no_garbage_and_leaves_the_collector_as_it_was(enabled, 
     finally:
         gc.enable()
     assert (during, after) == ([False], enabled)
+
+
+def test_a_subclass_is_asked_nothing_more_where_its_data_is_read():
+    asked = []
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            asked.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    def read():
+        tensor = torch.ones(3, requires_grad=True).mul(2).as_subclass(Asked)
+        asked.clear()
+        assert tensor.data is not None
+        return list(asked)
+
+    bare = read()
+    with noclobber.watch():
+        assert len(read()) == len(bare) == 1

@@ -212,7 +212,8 @@ def test_the_accelerator_is_chosen_for_a_block(run):
 def test_recurrent_weights_move_without_a_warning(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch.nn.LSTM(4, 4).cuda()
+        net = torch.nn.LSTM(4, 4).cuda()
+    assert net.weight_hh_l0.is_cuda
 
 
 def test_shared_memory_is_left_as_it_is():

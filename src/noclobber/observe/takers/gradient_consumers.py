@@ -35,10 +35,8 @@ Added = Callable[..., object]
 
 def is_of_the_engine(frame: FrameType) -> bool:
     """Return True if the engine itself calls an operator. In its own threads the only frame is noclobber's."""
-    while (
-        frame.f_code.co_name == "__torch_function__" and frame.f_back is not None
-    ):  # a fake run's mode was asked first
-        frame = frame.f_back
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back  # the mode of a fake run is asked before the operator
     code = frame.f_code
     return code.co_name == ENGINE or owner_of(code.co_filename) is Owner.NOCLOBBER
 

@@ -36,7 +36,7 @@ def arm_assignments(context: Context, way: Way) -> None:
 
     def get_data(tensor: torch.Tensor) -> torch.Tensor:
         data_taken(tensor)
-        if tensor.requires_grad and context.contents is not None:
+        if context.contents is not None:
             counted_apart(tensor)
         taken: torch.Tensor = take(tensor)
         return taken
@@ -77,7 +77,7 @@ def _is_counted_apart(context: Context, tensor: torch.Tensor) -> None:
     write may bring it into the graph. What is made of a leaf's is a leaf, or outside of the graph, where each write is
     looked at."""
     with modes.plain():
-        key = None if is_leaf(tensor) else storages.storage_key(tensor)
+        key = storages.storage_key(tensor) if tensor.requires_grad and not is_leaf(tensor) else None
         if key is not None and context.contents is not None:
             compare(context.contents, context.live.at(key))
             context.contents.moves(key, storages.storage(tensor))
