@@ -111,6 +111,13 @@ def is_stored(file: File, node: ast.expr) -> bool:
     return isinstance(context, (ast.Store, ast.Del)) and not isinstance(file.above[node], ast.AugAssign)
 
 
+def has_torch(file: File) -> bool:
+    """Whether the name `torch` is PyTorch in a file: it is imported so at the top, and bound to nothing else."""
+    imported = [alias for row in file.tree.body if isinstance(row, ast.Import) for alias in row.names]
+    is_there = any(one.asname is None and one.name.partition(".")[0] == "torch" for one in imported)
+    return is_there and not any(one.id == "torch" and is_stored(file, one) for one in walk(file.tree, ast.Name))
+
+
 def is_read_after(file: File, name: str, scope: ast.AST, line: int) -> bool:
     """Whether a dotted name is read in a scope below a line."""
     return any(one.lineno > line for one in reads(name, scope, file))

@@ -30,6 +30,7 @@ from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
     called,
     dotted,
+    has_torch,
     is_read_after,
     is_stored,
     is_untracked,
@@ -80,7 +81,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     if scene.places("read"):  # the write went through, and PyTorch refuses a view later
         return []
-    if not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE):
+    if not has_torch(file):
         return []
     of_constants = isinstance(event, Refusal) and event.carries_gradient is False
     if isinstance(event, Refusal) and event.carries_gradient:

@@ -8,7 +8,6 @@ tried.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
@@ -19,7 +18,18 @@ from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Drift
 from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
-from noclobber.syntax.names import called, dotted, has_stars, in_tuple, is_stored, keyword, last_name, named, reads
+from noclobber.syntax.names import (
+    called,
+    dotted,
+    has_stars,
+    has_torch,
+    in_tuple,
+    is_stored,
+    keyword,
+    last_name,
+    named,
+    reads,
+)
 from noclobber.syntax.tree import File, Function, Place, functions, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
 
@@ -157,8 +167,7 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
             edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
             is_sound = bool(written) and not more and what == OWN["buffer"] and _drifts_by(scene, file, written)
             is_sound &= not _writes_own(file, key) and key not in _OF_NORMS and not ELSEWHERE.search(file.text)
-            is_sound &= re.search(r"^import torch$", file.text, re.MULTILINE) is not None
-            is_sound &= all(one.arg in _OPTIONS for one in call.keywords) and net != "self"
+            is_sound &= has_torch(file) and all(one.arg in _OPTIONS for one in call.keywords) and net != "self"
             yield Change(f"run `{net}` on {title}", (edit,), 4 + more, Cure.CLONE_ARGUMENT, is_sound)
 
 

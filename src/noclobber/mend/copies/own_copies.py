@@ -24,6 +24,7 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     has_stars,
+    has_torch,
     in_tuple,
     last_name,
     named,
@@ -74,7 +75,7 @@ def _is_sound(scene: Scene, file: File, call: ast.Call) -> bool:
     net = last_name(call.func)
     if not scene.is_clobber or scene.kind != "parameter" or scene.steps() or ELSEWHERE.search(file.text):
         return False
-    if not re.search(r"^\s*import torch\b(?! as)", file.text, re.MULTILINE) or f".{net}." not in f".{scene.name}":
+    if not has_torch(file) or f".{net}." not in f".{scene.name}":
         return False
     if any(one.name == net for one in functions(file.tree)) or any(one.site is None for one in scene.finding.writes):
         return False

@@ -37,7 +37,17 @@ from noclobber.model.operators import RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Drift
 from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
-from noclobber.syntax.names import arguments, called, dotted, is_stored, keyword, last_name, named, names_used
+from noclobber.syntax.names import (
+    arguments,
+    called,
+    dotted,
+    has_torch,
+    is_stored,
+    keyword,
+    last_name,
+    named,
+    names_used,
+)
 from noclobber.syntax.tree import WITH, File, Place, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import (
     Form,
@@ -299,8 +309,7 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
         return "", None
     last = max(written, key=starts)
     uses = [one for one in names if one.id == root.id and starts(one) >= ends(made)]
-    has_torch = re.search(r"^import torch$", file.text, re.MULTILINE)
-    if not uses or not has_torch or any(starts(one) < ends(last) or is_stored(file, one) for one in uses):
+    if not uses or not has_torch(file) or any(starts(one) < ends(last) or is_stored(file, one) for one in uses):
         return "", None
     join, at = ("stack", 1) if split == "unbind" else ("cat", 2)
     named, texts = keyword(call, "dim"), ", ".join(map(dotted, parts))
