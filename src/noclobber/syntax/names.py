@@ -115,7 +115,8 @@ def has_torch(file: File) -> bool:
     """Whether the name `torch` is PyTorch in a file: it is imported so at the top, and bound to nothing else."""
     imported = [alias for row in file.tree.body if isinstance(row, ast.Import) for alias in row.names]
     is_there = any(one.asname is None and one.name.partition(".")[0] == "torch" for one in imported)
-    return is_there and not any(one.id == "torch" and is_stored(file, one) for one in walk(file.tree, ast.Name))
+    bound = {one.id for one in walk(file.tree, ast.Name) if is_stored(file, one)}
+    return is_there and "torch" not in bound | {one.arg for one in walk(file.tree, ast.arg)}
 
 
 def is_read_after(file: File, name: str, scope: ast.AST, line: int) -> bool:
