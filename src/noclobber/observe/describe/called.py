@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sysconfig
 from types import CodeType, FrameType
@@ -17,6 +18,7 @@ _SCRIPTS = sysconfig.get_path("scripts")
 """Where pip puts commands such as `noclobber` and `pytest`: they start the program, and are no part of it."""
 
 
+@functools.cache
 def module_call() -> CodeType:
     """Return the code by which every module is called; its frames hold the module as `self`."""
     code: CodeType = private.lookup("nn.Module._call_impl").__code__

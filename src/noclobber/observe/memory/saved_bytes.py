@@ -37,7 +37,7 @@ class _Storage:
     place: Place | None
     module: str
     lives: Lives
-    saver: _Held
+    saver: ref[Handle]
     """The handle that came first."""
     reference: storages.StorageRef
     """Tells whether the storage is still there, and its key means it."""
@@ -57,7 +57,6 @@ class SavedBytes:
     """Counts for as long as it is among the accounts of the context. Its numbers may be read later too."""
 
     def __init__(self) -> None:
-        self._call = module_call()
         self._storages: dict[int, _Storage] = {}
         self._held: dict[int, _Held] = {}
         self._now, self._most = 0, -1
@@ -78,26 +77,29 @@ class SavedBytes:
         key = storages.storage_key(handle.alias)
         if key is None:
             return
-        held = _Held(handle, self._released)
-        held.key = key
         with self._lock:
-            self._held[id(held)] = held
             known = self._storages.get(key)
             if known is not None and not known.reference.expired():
                 known.holders += 1
-                held.storage = known
+                self._hold(handle, key, known)
                 return
             size = storages.storage(handle.alias).nbytes()
-            modules = [one for one, _ in modules_called(frame, self._call)]
+            modules = [one for one, _ in modules_called(frame, module_call())]
             lives = _lives(handle.tensor(), key, modules)
             reference = storages.storage_ref(handle.alias)
-            one = _Storage(size, handle.place, self._path(*modules), lives, held, reference)
-            held.storage = self._storages[key] = one
+            one = _Storage(size, handle.place, self._path(*modules), lives, ref(handle), reference)
+            self._storages[key] = one
+            self._hold(handle, key, one)
             if not lives:
                 self._now += size
             if self._now > self._most:
                 self._most, self._rising = self._now, True
                 self._where, self._backwards = handle.place, self._begun
+
+    def _hold(self, handle: Handle, key: int, storage: _Storage) -> None:
+        held = _Held(handle, self._released)
+        held.key, held.storage = key, storage
+        self._held[id(held)] = held
 
     def _released(self, held: ref[Handle]) -> None:
         assert isinstance(held, _Held)
