@@ -80,6 +80,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them
 
     def pack(tensor: torch.Tensor) -> Handle:
+        moment = now[0]  # before the question: where seeing begins anew meanwhile, the save is from before
         try:
             if context.armings != arming:
                 return late(context, tensor)
@@ -105,7 +106,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                 else:
                     handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
             handle.node = node = next_node() - 1
-            handle.moment = now[0]
+            handle.moment = moment
             try:
                 frame = frame_of(1)
             except ValueError:  # a thread without Python frames (frames.frame_above)
