@@ -205,7 +205,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     """
     required.look_up()
     context = CONTEXT
-    context.armed, context.watching = True, watching
+    context.watching = watching
     context.era += not watching
     context.contents = Contents(only_foreign=only_foreign) if contents else None
     context.core = core = Way("some saves and writes", context.bus.fail, lasting=True)
@@ -229,6 +229,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
             way.arm(partial(seen.arm, context))
     context.armings += 1
     context.memory.begin()
+    context.armed = True  # not before: a thread that is entered while half is armed would miss its writes
     threads.enter(context)
 
 
@@ -236,6 +237,7 @@ def detach(*, forget: bool = True) -> None:
     """Stop seeing and put PyTorch back as it was. `forget` what was seen, unless seeing goes on in another mode."""
     context = CONTEXT
     guarded = context.core.guarded
+    context.armed = False
     if forget or not context.is_alone:
         context.memory.end()
     guarded(lambda: _keep(False))
@@ -245,7 +247,7 @@ def detach(*, forget: bool = True) -> None:
     for way in (*reversed(_ways), context.core):
         guarded(way.end)
     _ways.clear()
-    context.armed = context.watching = context.stop_writes = context.keeping = context.python_in_backward = False
+    context.watching = context.stop_writes = context.keeping = context.python_in_backward = False
     context.careful = 0
     context.ignore_all()
     context.contents = None

@@ -40,9 +40,9 @@ def end_block(context: Context) -> None:
 
 
 def enter(context: Context) -> None:
-    """Arm the calling thread; again if it was armed in an earlier arming."""
+    """Arm the calling thread, if anything is armed; again if it was armed in an earlier arming."""
     thread = context.thread
-    if thread.entered and thread.arming == context.armings:
+    if not context.armed or (thread.entered and thread.arming == context.armings):
         return
     leave(context)
     thread.entered, thread.arming = True, context.armings
@@ -135,8 +135,7 @@ def _saved_late(context: Context, tensor: torch.Tensor) -> Handle:
     Where something is watched again, the thread is entered again first: else its writes would not be seen, as a kernel
     that finds nobody to tell takes the key off its thread.
     """
-    if context.armed:
-        enter(context)
+    enter(context)
     hooks = context.thread.hooks
     if not context.armed or hooks is None or not save_hooks.are_ours(hooks):
         return handles.versioned(tensor)

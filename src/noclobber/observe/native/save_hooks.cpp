@@ -142,14 +142,15 @@ struct SaveHooks final : SavedVariableHooks {
 
   void call_pack_hook(const at::Tensor &tensor) override {
     Thread &mine = thread();
-    if (is_for_python(mine, tensor) || !pack(mine, tensor)) {
+    const int64_t moment = latest_moment(); // before the question: where seeing begins anew meanwhile, it is from before
+    if (is_for_python(mine, tensor) || !pack(mine, tensor, moment)) {
       save.reset();
       python = python_engine->get_default_saved_variable_hooks();
       python->call_pack_hook(tensor);
     }
   }
 
-  bool pack(Thread &mine, const at::Tensor &tensor) {
+  bool pack(Thread &mine, const at::Tensor &tensor, int64_t moment) {
     save = c10::make_intrusive<Save>();
     save->hooks = mine.hooks;
     save->alias = tensor.tensor_data();
@@ -162,7 +163,7 @@ struct SaveHooks final : SavedVariableHooks {
       return false;
     }
     save->node = (int64_t)at::sequence_number::peek() - 1; // of the node that is being made
-    save->moment = latest_moment();
+    save->moment = moment;
     save->place = place_here();
     mine.saves_at(save->node, save->place);
     add(*save);
