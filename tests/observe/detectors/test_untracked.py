@@ -215,6 +215,23 @@ def test_a_write_that_leaves_the_gradient_as_it_is(write, hidden):
     assert warned(lambda: gradient(hidden(HARMLESS[write]))) == []
 
 
+STRAIGHT_THROUGH = {
+    "round_": lambda h: h.div_(0.5).round_().clamp_(-1, 1).mul_(0.5),
+    "sign_": lambda h: h.mul_(2).sign_(),
+}
+
+
+@HIDDEN
+@pytest.mark.parametrize("write", STRAIGHT_THROUGH)
+def test_a_gradient_that_should_pass_what_has_none(write, hidden):
+    """Recorded, such a write would leave no gradient at all: it is hidden so that the gradient passes unchanged."""
+    rounded = STRAIGHT_THROUGH[write]
+    assert not gradient(tracked(rounded)).any()
+    right = gradient(lambda h: (h + (rounded(h.detach().clone()) - h).detach()) * 3)
+    assert torch.equal(gradient(hidden(rounded)), right)
+    assert warned(lambda: gradient(hidden(rounded))) == []
+
+
 def test_masked_scores_get_no_gradient_through_softmax():
     """The oldest attention code writes its mask through `.data`; softmax gives what it masked no gradient."""
     mask = torch.tensor([False, True, False, True])

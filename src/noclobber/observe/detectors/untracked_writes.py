@@ -36,6 +36,8 @@ T = TypeVar("T")
 How = Literal["no_grad", "inference_mode", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
 """Writes that need no tracking: a constant that is added does not change the gradient."""
+_FLAT = tuple(f"aten::{name}_" for name in ("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "bernoulli"))
+"""Writes whose derivative is zero: who hides one from autograd wants the gradient to pass it by (straight through)."""
 _LARGEST = 1 << 22
 """Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""
 _PATIENCE = 3
@@ -168,6 +170,8 @@ class UntrackedWrites:
         their storages are attended."""
         self._begun: deque[_Target] = deque(maxlen=_MOST)
         """The leaves that got their first values from a graph."""
+        self._passed: deque[_Target] = deque(maxlen=_MOST)
+        """The tensors that the gradient is meant to pass unchanged."""
 
     def arm(self, way: Way) -> None:
         """Begin to look for untracked writes, and to watch backward calls."""
@@ -229,7 +233,10 @@ class UntrackedWrites:
         target, how, used = found
         if target.identity:
             return (self._into_leaf(written, tensor, target, key, frame, used=used), False) if how == "data" else None
-        if written.op in _ADDING:
+        if written.op in _FLAT:
+            self._passed.append(target)
+            self._drop_writes(target)
+        if written.op in _ADDING or target in self._passed:
             return None
         with modes.aside():
             values = numbers(tensor)
@@ -304,6 +311,11 @@ class UntrackedWrites:
             about = clobbers.later_of(value)
             self._waiting.append(_Unseen(noted, how, there, about, source=clobbers.unnamed(value), initial=initial))
 
+    def _drop_writes(self, target: _Target) -> None:
+        for waiting in list(self._waiting):
+            if waiting.target == target:
+                _drop(self._waiting, waiting)
+
     def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
         context = self._context
         return record(written, tensor, key, place_of(frame), context.thread)
@@ -373,9 +385,7 @@ class UntrackedWrites:
             if gradient is None or unseen not in self._waiting:
                 return
             if unseen.matters_to(gradient):
-                for waiting in list(self._waiting):
-                    if waiting.target == unseen.target:
-                        _drop(self._waiting, waiting)
+                self._drop_writes(unseen.target)
                 if unseen.is_first(passed):
                     self._begun.append(unseen.target)
                     return
