@@ -265,7 +265,7 @@ def test_what_a_sampled_step_writes_is_known_where_threads_share_the_object():
     for _ in range(20):
         in_threads(seen(silent))
     codes = {one.code for one in seen.findings}
-    assert codes - {"NC208"} == {"NC201"}  # NC208 where the write is in a watched step of another thread, and not the save
+    assert codes - {"NC208"} == {"NC201"}  # NC208 where only the write is in a watched step of another thread
 
 
 def test_a_large_tensor_may_change_between_two_blocks_while_an_older_save_of_it_lives():
