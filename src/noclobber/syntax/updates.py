@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.syntax.names import called, is_true, keyword
-from noclobber.syntax.tree import File, within
+from noclobber.syntax.names import called, is_given, keyword, parameters, uses
+from noclobber.syntax.tree import File
 
 _PLAIN = ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len")
 """Calls that keep a gradient a gradient."""
@@ -26,22 +26,16 @@ def _is_gradient(file: File, node: ast.AST) -> bool:
         return node.attr == "grad"
     if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
         return False
-    bound = [file.statement(one) for one in within(file.scope(node)) if _binds(one, node.id)]
-    return bool(bound) and all(isinstance(one, (ast.Assign, ast.For)) and _gives_gradients(one) for one in bound)
+    scope = file.scope(node)
+    bound = [file.statement(one) for one in uses(scope, node.id, ast.Store)]
+    return bool(bound) and node.id not in parameters(scope) and all(map(_gives_gradients, bound))
 
 
-def _binds(node: ast.AST, name: str) -> bool:
-    return (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)) or (
-        isinstance(node, ast.arg) and node.arg == name
-    )
-
-
-def _gives_gradients(row: ast.Assign | ast.For) -> bool:
+def _gives_gradients(row: ast.stmt | None) -> bool:
     """Whether a statement binds what `autograd.grad` gives: `g, = grad(loss, w)`."""
     value = row.value if isinstance(row, ast.Assign) else None
     while isinstance(value, ast.Subscript):
         value = value.value
     if not isinstance(value, ast.Call) or called(value) != "grad":
         return False
-    graph = keyword(value, "create_graph")
-    return graph is None or (isinstance(graph.value, ast.Constant) and not is_true(graph.value))
+    return keyword(value, "create_graph") is None or is_given(value, "create_graph", False)

@@ -18,7 +18,7 @@ from noclobber.mend.holders.seen import is_seen_here_only
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.syntax.edits import append, cloned_before
-from noclobber.syntax.names import definition, dotted, is_read_after, names_bound, parameters
+from noclobber.syntax.names import definition, dotted, is_read_after, names_bound, parameters, uses
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, Place, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_at, writes
 
@@ -103,11 +103,11 @@ def _of_own_view(write: WriteSyntax) -> Edit | None:
     name = target.value.id if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) else ""
     if not name or file.loops(found) or file.own_lines(found) is None:
         return None
-    names = [one for one in within(file.scope(found)) if isinstance(one, ast.Name)]
-    bound = [one for one in names if one.id == name and isinstance(one.ctx, ast.Store)]
+    bound = uses(file.scope(found), name, ast.Store)
     binding = file.above[bound[0]] if len(bound) == 1 else None
     root = root_of(binding.value) if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
-    later = {one.id for one in names if starts(one) >= ends(found) and isinstance(one.ctx, ast.Load)}
+    names = (one for one in within(file.scope(found), ast.Name) if isinstance(one.ctx, ast.Load))
+    later = {one.id for one in names if starts(one) >= ends(found)}
     if not isinstance(root, ast.Name) or root.id in later or name not in later:
         return None
     return cloned_before(file, found, name)

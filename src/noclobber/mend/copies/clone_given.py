@@ -18,8 +18,8 @@ from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure
 from noclobber.model.silent import Undeclared
 from noclobber.syntax.edits import append
-from noclobber.syntax.names import called, dotted
-from noclobber.syntax.tree import File, ends, starts, within
+from noclobber.syntax.names import called, dotted, uses, values
+from noclobber.syntax.tree import File, ends, starts
 from noclobber.syntax.writes import writes
 
 _PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
@@ -60,7 +60,7 @@ def argument_cloned(scene: Scene) -> Iterator[Change]:
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:
     """The argument of a call that has a dotted name, else the first one; None where that is unpacked or missing."""
-    given = [*call.args, *(one.value for one in call.keywords)]
+    given = values(call)
     if not given or isinstance(given[0], ast.Starred):
         return None
     return next((one for one in given if name and dotted(one) == name), given[0])
@@ -72,6 +72,5 @@ def _is_last_use(file: File, call: ast.Call, argument: ast.expr) -> bool:
     plain = isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(root, ast.Name)
     if statement is None or isinstance(statement, ast.Expr) or not plain or not isinstance(root, ast.Name):
         return False
-    after = (one for one in within(file.scope(call)) if isinstance(one, ast.Name) and one.id == root.id)
-    read = any(starts(one) >= ends(statement) and isinstance(one.ctx, ast.Load) for one in after)
+    read = any(starts(one) >= ends(statement) for one in uses(file.scope(call), root.id, ast.Load))
     return isinstance(statement, ast.Return) or not (read or file.loops(statement))

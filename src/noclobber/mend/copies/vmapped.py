@@ -17,8 +17,8 @@ from noclobber.mend.change import Change
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure
 from noclobber.syntax.edits import replace
-from noclobber.syntax.names import called, definition, dotted, has_stars, is_stored, last_name, named, parameters
-from noclobber.syntax.tree import FUNCTION, File, Scope, walk, within
+from noclobber.syntax.names import called, definition, dotted, has_stars, is_stored, mentions, parameters, uses
+from noclobber.syntax.tree import FUNCTION, File, Scope, walk
 from noclobber.syntax.writes import WriteSyntax
 
 _MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
@@ -29,20 +29,13 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
     for write in scene.writes() if scene.is_refused else ():
         file, scope, name = write.file, write.file.scope(write.statement), write.name
         made = definition(file, write.base, write.statement)
-        if (
-            not isinstance(made, ast.Call)
-            or dotted(made.func) not in _MAKERS
-            or not (scene.is_mapped or any(last_name(one) == "vmap" for one in named(file.tree)))
-        ):
+        is_under = scene.is_mapped or mentions(file, "vmap")
+        if not isinstance(made, ast.Call) or dotted(made.func) not in _MAKERS or not is_under:
             continue
         own = parameters(scope)
         maker, dtype = f"new_{called(made)}", scene.finding.tensor.dtype if scene.finding.tensor else ""
-        if (
-            scene.finding.cause is Cause.UNMAPPED
-            and dtype
-            and _is_plain(file, scope, made, name)
-            and _maps(file, scope)
-        ):
+        is_known = scene.finding.cause is Cause.UNMAPPED and _is_plain(file, scope, made, name)
+        if is_known and dtype and _maps(file, scope):
             sizes = ", ".join(file.source(one) for one in made.args)
             text = f"{own[0]}.{maker}({sizes}, dtype=torch.{dtype.removeprefix('torch.')})"
             title = f"make `{name}` from `{own[0]}`, which is mapped"
@@ -60,8 +53,8 @@ def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:
 
 def _is_plain(file: File, scope: Scope, made: ast.Call, name: str) -> bool:
     """Return True if the tensor is made of its sizes alone, and nothing else binds its name."""
-    stored = sum(isinstance(one, ast.Name) and one.id == name and is_stored(file, one) for one in within(scope))
-    return stored == 1 and bool(made.args) and not made.keywords and not has_stars(made)
+    stored = [one for one in uses(scope, name) if is_stored(file, one)]
+    return len(stored) == 1 and bool(made.args) and not made.keywords and not has_stars(made)
 
 
 def _maps(file: File, scope: Scope) -> bool:
@@ -69,9 +62,8 @@ def _maps(file: File, scope: Scope) -> bool:
     again."""
     if not isinstance(scope, FUNCTION) or not (own := parameters(scope)):
         return False
-    mentions = [one for one in named(file.tree) if last_name(one) == scope.name]
-    again = any(isinstance(one, ast.Name) and one.id == own[0] and is_stored(file, one) for one in within(scope))
-    return bool(mentions) and not again and all(_is_mapped(file, one) for one in mentions)
+    named, again = mentions(file, scope.name), any(is_stored(file, one) for one in uses(scope, own[0]))
+    return bool(named) and not again and all(_is_mapped(file, one) for one in named)
 
 
 def _is_mapped(file: File, mention: ast.expr) -> bool:

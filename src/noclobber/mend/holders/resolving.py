@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.syntax.names import called, last_name
-from noclobber.syntax.tree import File, Scope, walk, within
+from noclobber.syntax.names import called, is_declared, last_name
+from noclobber.syntax.tree import File, Scope, functions, walk, within
 
 _UNKNOWN = ("register_forward", "register_module_forward", ".inplace", "setattr(")
 """What lets a program see what any module is given and gives, or make modules other than they were built."""
@@ -62,24 +62,17 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
         if around is None or _is_set_from_outside(file, callee.attr):
             return []
         return [one for one in walk(around, ast.AST) if _binds(one, callee)]
-    if not _is_global(file, callee.id):
-        for scope in file.around(where):
-            if isinstance(scope, Scope) and (bound := [one for one in within(scope) if _binds(one, callee)]):
-                return bound
-    return []
+    if is_declared(file.tree, callee.id) or any(is_declared(one, callee.id) for one in functions(file.tree)):
+        return []
+    scopes = (one for one in file.around(where) if isinstance(one, Scope))
+    bound = ([one for one in within(scope, ast.AST) if _binds(one, callee)] for scope in scopes)
+    return next(filter(None, bound), [])
 
 
 def _is_set_from_outside(file: File, attribute: str) -> bool:
     """Return True if the file sets an attribute of this name on anything but `self`."""
     stored = (one for one in walk(file.tree, ast.Attribute) if isinstance(one.ctx, ast.Store))
     return any(one.attr == attribute and last_name(one.value) != "self" for one in stored)
-
-
-def _is_global(file: File, name: str) -> bool:
-    """Whether a function binds this name of the file."""
-    return any(
-        name in one.names for rows in (walk(file.tree, ast.Global), walk(file.tree, ast.Nonlocal)) for one in rows
-    )
 
 
 def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.FunctionDef | None:

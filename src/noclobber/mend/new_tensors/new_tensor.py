@@ -39,7 +39,9 @@ from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (
     arguments,
+    call_of,
     called,
+    calls,
     dotted,
     has_torch,
     is_stored,
@@ -47,6 +49,9 @@ from noclobber.syntax.names import (
     last_name,
     named,
     names_used,
+    owner,
+    uses,
+    values,
 )
 from noclobber.syntax.tree import WITH, File, Place, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import (
@@ -114,7 +119,7 @@ def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:
 def _is_in_hook(write: WriteSyntax) -> bool:
     """Return True if the function around a write is registered as a hook that may return another output of a module."""
     function = getattr(write.file.scope(write.statement), "name", None)
-    hooks = (one for one in walk(write.file.tree, ast.Call) if called(one) == "register_forward_hook")
+    hooks = calls(write.file.tree, "register_forward_hook")
     return any(last_name(given) == function for one in hooks for given in one.args[:1])
 
 
@@ -162,19 +167,19 @@ def _cleared(write: WriteSyntax, target: str) -> Edit | None:
 
 def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
     file, op = write.file, called(call)
-    values = [file.source(one) for one in arguments(call)]
+    texts = [file.source(one) for one in arguments(call)]
     if op == "copy_" and call.args:
         source = call.args[0]
-        yield values[0]
+        yield texts[0]
         if isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
-            yield f"{values[0]}.clone()"
-        yield f"torch.empty_like({target}).copy_({values[0]})"
-    elif op in _LIKE and not values:
+            yield f"{texts[0]}.clone()"
+        yield f"torch.empty_like({target}).copy_({texts[0]})"
+    elif op in _LIKE and not texts:
         yield f"torch.{_LIKE[op]}({target})"
-    elif op == "fill_" and values:
-        yield f"torch.full_like({target}, {values[0]})"
+    elif op == "fill_" and texts:
+        yield f"torch.full_like({target}, {texts[0]})"
     elif op in RANDOM_FILLS:
-        yield f"torch.empty_like({target}).{op}({', '.join(values)})"
+        yield f"torch.empty_like({target}).{op}({', '.join(texts)})"
 
 
 def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
@@ -284,7 +289,7 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     """`x`, and the statement `x = torch.cat((a, b), dim=-1)` below the last write to a part of
     `a, b = x.chunk(2, dim=-1)`, where `x` is read only below that, all in one block; else nothing."""
     scope, rows = file.scope(write), file.block(write)
-    names = [one for one in within(scope) if isinstance(one, ast.Name)]
+    names = list(within(scope, ast.Name))
     stores = [one for one in names if isinstance(one.ctx, ast.Store)]
     stored = [one.id for one in stores if not isinstance(file.above[one], ast.AugAssign)]
     bound = [file.above[one] for one in stores if one.id == name]
@@ -293,7 +298,7 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     call = made.value if isinstance(made, ast.Assign) and made in rows else None
     if made is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return "", None
-    given = list(call.args) if is_namespace(call.func.value) else [call.func.value, *call.args]
+    given = call.args if is_namespace(call.func.value) else [call.func.value, *call.args]
     root, split = given[0] if given else None, called(call)
     written = [one for part in map(dotted, parts) for one in writes_through(file, scope, part)]
     own = [one for one in names if one.id in map(dotted, parts) and isinstance(one.ctx, ast.Load)]
@@ -304,12 +309,12 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
         keeps_nothing(file, one) for one in own + earlier
     ):
         return "", None
-    asked = [one for one in within(scope) if isinstance(one, ast.Attribute) and one.attr in _OF_STRIDES]
+    asked = [one for one in within(scope, ast.Attribute) if one.attr in _OF_STRIDES]
     if any(stored.count(dotted(one)) != 1 for one in parts) or any(starts(one) > ends(made) for one in asked):
         return "", None
     last = max(written, key=starts)
-    uses = [one for one in names if one.id == root.id and starts(one) >= ends(made)]
-    if not uses or not has_torch(file) or any(starts(one) < ends(last) or is_stored(file, one) for one in uses):
+    later = [one for one in names if one.id == root.id and starts(one) >= ends(made)]
+    if not later or not has_torch(file) or any(starts(one) < ends(last) or is_stored(file, one) for one in later):
         return "", None
     join, at = ("stack", 1) if split == "unbind" else ("cat", 2)
     named, texts = keyword(call, "dim"), ", ".join(map(dotted, parts))
@@ -322,8 +327,7 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
 
 def _read_before(file: File, name: str, row: ast.stmt) -> list[ast.Name]:
     """The uses of a name that stand above a statement in its scope."""
-    uses = [one for one in within(file.scope(row)) if isinstance(one, ast.Name) and one.id == name]
-    return [one for one in uses if starts(one) < starts(row) and isinstance(one.ctx, ast.Load)]
+    return [one for one in uses(file.scope(row), name, ast.Load) if starts(one) < starts(row)]
 
 
 def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) -> Change | None:
@@ -346,8 +350,7 @@ def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) 
 
 def _refused_alike(file: File, write: ast.stmt, first: WriteSyntax) -> list[ast.stmt]:
     """Return the other statements of a scope that write to views of the same unpacking, or that call with `out=`."""
-    rows = [one for one in within(file.scope(write)) if isinstance(one, ast.stmt) and not hasattr(one, "body")]
-    rows = [one for one in rows if one is not write]
+    rows = [one for one in within(file.scope(write), ast.stmt) if not hasattr(one, "body") and one is not write]
     if first.call is not None and keyword(first.call, "out") is not None:
         return [one for one in rows if any(keyword(call, "out") is not None for call in walk(one, ast.Call))]
     unpacked = [one.targets[0] for one in rows if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple)]
@@ -457,19 +460,19 @@ def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
 def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     if file.loops(write) or (isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name)):
         return None
-    values: list[ast.expr] = []
+    given: list[ast.expr] = []
     if isinstance(write, ast.AugAssign):
         if not isinstance(write.op, (ast.Add, ast.Sub)) and not isinstance(write.value, ast.Constant):
             return None  # `h[0] *= b` saves what it overwrites
-        values = [write.value]
+        given = [write.value]
     elif isinstance(write, ast.Assign):
-        values = [write.value]
-    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call):
-        values = [*write.value.args, *(one.value for one in write.value.keywords)]
-        if not isinstance(write.value.func, ast.Attribute) or called(write.value) not in _SAVING_NOTHING:
+        given = [write.value]
+    elif (call := call_of(write)) is not None:
+        given = values(call)
+        if owner(call) is None or called(call) not in _SAVING_NOTHING:
             return None
     last = without_indexes(name).removesuffix("[]").rpartition(".")[2]
-    if any(last in names_used(value) for value in values) or file.own_lines(write) is None:
+    if any(last in names_used(value) for value in given) or file.own_lines(write) is None:
         return None
     return cloned_before(file, write, name)
 

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
-from noclobber.mend.holders.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
+from noclobber.mend.holders.making import BUILTINS, KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
 from noclobber.mend.holders.resolving import bound_to, module_called
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
@@ -35,8 +35,21 @@ from noclobber.syntax.edits import (
     with_comment,
     without_retaining,
 )
-from noclobber.syntax.names import called, dotted, first_name, keyword, last_name, names_bound, optimizer_of
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk, within
+from noclobber.syntax.names import (
+    call_of,
+    called,
+    calls,
+    dotted,
+    first_name,
+    keyword,
+    last_name,
+    names_bound,
+    optimizer_of,
+    owner,
+    uses,
+    values,
+)
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk
 
 _HARMLESS = frozenset(
     """
@@ -81,8 +94,8 @@ def does_more(row: ast.stmt) -> bool:
 
 
 def _is_more(row: ast.stmt) -> bool:
-    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call):
-        return called(row.value) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
+    if (call := call_of(row)) is not None:
+        return called(call) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
     return isinstance(row, ast.Assign) and any(one.attr == "data" for one in walk(row, ast.Attribute))
 
 
@@ -101,9 +114,9 @@ def together(file: File, one: ast.AST, other: ast.AST) -> tuple[list[ast.stmt], 
 def _swapped(file: File, rows: list[ast.stmt], first: int, second: int, end: int) -> Iterator[Change]:
     """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm."""
     start = first
-    while start > 0 and isinstance(rows[start - 1], ast.Expr) and _calls(rows[start - 1], *_UPDATES):
+    while start > 0 and isinstance(rows[start - 1], ast.Expr) and calls(rows[start - 1], *_UPDATES):
         start -= 1
-    zeroes = any(_calls(row, "zero_grad") for row in rows[start:first])
+    zeroes = any(calls(row, "zero_grad") for row in rows[start:first])
     if not zeroes or not any(optimizer_of(one) for row in rows[first + 1 : end + 1] for one in statements_in(row)):
         return
     begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[start])[0]
@@ -114,7 +127,7 @@ def _swapped(file: File, rows: list[ast.stmt], first: int, second: int, end: int
     retained = [
         edit for row in rows[start:first] for one in walk(row, ast.Call) if (edit := without_retaining(file, one))
     ]
-    kept = [one for one in _calls(rows[second], "backward") if keyword(one, "retain_graph") is None]
+    kept = [one for one in calls(rows[second], "backward") if keyword(one, "retain_graph") is None]
     if retained and len(kept) == 1:
         given = with_argument(file, kept[0], "retain_graph=True")
         at = file.offset(given.span.line, given.span.column) - file.offset(begin, 1)
@@ -157,7 +170,7 @@ def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: i
     """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
     name = optimizer_of(step.row)
     gone = remove(file, step.row)
-    between = [one for row in rows[first + 1 : second] for one in _calls(row, "zero_grad")]
+    between = [one for row in rows[first + 1 : second] for one in calls(row, "zero_grad")]
     later = [one for row in rows[second + 1 :] for one in statements_in(row)]
     if name and gone is not None and between and any(optimizer_of(one) == name for one in later):
         zeros = [edit for one in between if (edit := remove(file, one)) is not None]
@@ -179,7 +192,7 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
     indent = file.indent(loop) or ""
     header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
     later = insert(file, rows[at].lineno, 1, f"{indent}{header}\n")
-    zeros = [row for row in rows[:at] if isinstance(row, ast.Expr) and _calls(row, "zero_grad")]
+    zeros = [row for row in rows[:at] if isinstance(row, ast.Expr) and calls(row, "zero_grad")]
     if zeros and len(zeros) < at:
         opens = file.span(loop)
         lines = "".join(f"{inner}{file.source(row)}\n" for row in zeros)
@@ -194,7 +207,7 @@ def end_of_update(rows: list[ast.stmt], second: int) -> int:
     for number in range(second + 1, min(len(rows), second + 5)):
         if any(optimizer_of(one) for one in statements_in(rows[number])):
             return number
-        if not _calls(rows[number], *_UPDATES):
+        if not calls(rows[number], *_UPDATES):
             break
     return second
 
@@ -207,9 +220,7 @@ def _parameters_of(file: File, name: str, at: ast.AST) -> str:
         if dotted(one.targets[0]) != name or not isinstance(made, ast.Call) or called(made) != "parameters":
             continue
         scope, root = file.scope(one), first_name(made.func)
-        bound = [each for each in within(scope) if isinstance(each, ast.Name) and each.id == root]
-        once = sum(isinstance(each.ctx, ast.Store) for each in bound) <= 1
-        same = once and (scope is file.scope(at) or isinstance(scope, ast.Module))
+        same = len(uses(scope, root, ast.Store)) <= 1 and (scope is file.scope(at) or isinstance(scope, ast.Module))
         own = root == "self" and name.startswith("self.") and file.class_of(one) is file.class_of(at)
         if (same or own) and not made.args and not made.keywords:
             return f"list({file.source(made)})"
@@ -220,11 +231,6 @@ def _holds(file: File, row: ast.stmt, node: ast.AST) -> bool:
     return row is node or row in file.around(node)
 
 
-def _calls(row: ast.stmt, *names: str) -> list[ast.Call]:
-    """The calls of some names in a statement."""
-    return [one for one in walk(row, ast.Call) if called(one) in names]
-
-
 def statements_in(row: ast.AST) -> list[ast.stmt]:
     """The simple statements in and below a statement."""
     return [one for one in walk(row, ast.stmt) if not hasattr(one, "body")]
@@ -233,14 +239,14 @@ def statements_in(row: ast.AST) -> list[ast.stmt]:
 def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second: int) -> bool:
     """Return True if the order of a step and the backward below it may be changed, as the head of this file says."""
     step, back = rows[first], rows[second]
-    mine, loss, between = _method_of(step, "step"), _method_of(back, "backward"), rows[first + 1 : second]
-    steps = [one for row in rows[second + 1 :] if (one := _method_of(row, "step")) is not None]
+    mine, loss, between = method_of(step, "step"), loss_of(back), rows[first + 1 : second]
+    steps = [one for row in rows[second + 1 :] if (one := method_of(row, "step")) is not None]
     if mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
         return False
     theirs = steps[0]
-    if not any(_same(_method_of(row, "zero_grad"), mine) for row in rows[:first]):
+    if not any(_same(method_of(row, "zero_grad"), mine) for row in rows[:first]):
         return False
-    if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
+    if not all(_same(method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
         return False
     made = bound_to(file, theirs, step)
     if (made is not None and called(made) not in _OPTIMIZERS) or re.search(r"def step\b", file.text):
@@ -251,18 +257,21 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     below = (one for row in rows[second + 1 :] for one in walk(row, ast.Attribute))
     if any(one.attr == "grad" and isinstance(one.ctx, ast.Load) for one in below):
         return False
-    optimizers = [one for one in walk(file.tree, ast.Call) if called(one) in _OPTIMIZERS]
+    optimizers = calls(file.tree, *_OPTIMIZERS)
     two = len(optimizers) == 2 and _are_apart(*map(_stepped_by, optimizers))
     two &= not any(_is_given_a_module(file, one, step) for one in optimizers)
-    retains = isinstance(back, ast.Expr) and isinstance(back.value, ast.Call) and back.value.keywords
-    return two and _is_step_of_torch(scene) and all(one.arg == "retain_graph" for one in retains or ())
+    return two and _is_step_of_torch(scene)
 
 
 def _stepped_by(optimizer: ast.Call) -> set[str]:
     """The modules whose parameters an optimizer is made with, by the text; else the names that it is given."""
     given = optimizer.args[0] if optimizer.args else optimizer
-    made = [one.func.value for one in walk(given, ast.Call) if isinstance(one.func, ast.Attribute)]
-    return {dotted(one) for one in made} or {one.id for one in walk(given, ast.Name)}
+    return {dotted(one) for one in _owners(given)} or names_bound(given)
+
+
+def _owners(node: ast.AST) -> list[ast.expr]:
+    """What the methods that are called in a node belong to."""
+    return [of for one in walk(node, ast.Call) if (of := owner(one)) is not None]
 
 
 def _tells_gradients_apart(file: File, named: ast.Attribute, inside: ast.stmt) -> bool:
@@ -276,8 +285,7 @@ def _tells_gradients_apart(file: File, named: ast.Attribute, inside: ast.stmt) -
 def _is_given_a_module(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
     """Return True if a module whose parameters an optimizer steps is built with what another call has made: two modules
     may have that in common."""
-    owners = [one.func.value for one in walk(optimizer, ast.Call) if isinstance(one.func, ast.Attribute)]
-    made = [call for one in owners if (call := bound_to(file, one, where)) is not None]
+    made = [call for one in _owners(optimizer) if (call := bound_to(file, one, where)) is not None]
     given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, ast.Name)]
     return any(isinstance(one.ctx, ast.Load) and bound_to(file, one, where) is not None for one in given)
 
@@ -294,12 +302,19 @@ def _is_step_of_torch(scene: Scene) -> bool:
     return bool(steps) and all(one.site is not None and one.site.inside is None for one in steps)
 
 
-def _method_of(row: ast.stmt, name: str) -> ast.expr | None:
+def method_of(row: ast.stmt, name: str) -> ast.expr | None:
     """`opt` of the statement `opt.step()`."""
-    call = row.value if isinstance(row, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != name:
+    call = call_of(row)
+    if call is None or called(call) != name or call.args or (name == "step" and call.keywords):
         return None
-    return None if call.args or (name == "step" and call.keywords) else call.func.value
+    return owner(call)
+
+
+def loss_of(row: ast.stmt) -> ast.expr | None:
+    """`loss` of the statement `loss.backward()`, which may have `retain_graph=True` and nothing else."""
+    call = call_of(row)
+    plain = call is not None and all(one.arg == "retain_graph" for one in call.keywords)
+    return method_of(row, "backward") if plain else None
 
 
 def _same(one: ast.expr | None, other: ast.expr) -> bool:
@@ -308,24 +323,29 @@ def _same(one: ast.expr | None, other: ast.expr) -> bool:
 
 def _reads_no_weights(file: File, row: ast.stmt) -> bool:
     """Whether a statement prints, or binds to a name, only what losses and operators make of names."""
-    values: list[ast.expr] = []
-    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and last_name(row.value.func) == "print":
-        values = [*row.value.args, *(one.value for one in row.value.keywords)]
-    elif isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
-        values = [row.value]
-    else:
-        return False
-    nodes = [one for value in values for one in ast.walk(value)]
-    calls = [one for one in nodes if isinstance(one, ast.Call)]
-    functions = {id(one.func) for one in calls}
-    owners = {id(one.func.value) for one in calls if isinstance(one.func, ast.Attribute)}
-    reads = [one for one in nodes if isinstance(one, (ast.Attribute, ast.Subscript, ast.Lambda))]
-    plain = all(id(one) in functions or id(one) in owners for one in reads)
-    methods = METHODS | KEEPING_NOTHING
-    return plain and all(is_function(one) or is_method(one, of=methods) or _is_loss(file, one) for one in calls)
+    if isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
+        return operands(file, row.value) is not None
+    call = call_of(row)
+    return call is not None and called(call) == "print" and all(operands(file, one) is not None for one in values(call))
 
 
-def _is_loss(file: File, call: ast.Call) -> bool:
-    """A loss of `torch.nn`, which has no parameters."""
-    made = module_called(file, call)
-    return made is not None and called(made).endswith("Loss") and called(made) in MODULES
+def operands(file: File, value: ast.expr) -> list[ast.expr] | None:
+    """What an expression computes with, if by operators, builtins and losses of `torch.nn` alone: names, and what
+    methods belong to. None if it does anything else."""
+    callees, found = set[ast.AST](), list[ast.expr]()
+    for call in walk(value, ast.Call):
+        made, of = module_called(file, call), owner(call)
+        is_loss = called(made).endswith("Loss") and (called(made) in MODULES or last_name(owner(made)) == "nn")
+        if is_method(call, of=METHODS | KEEPING_NOTHING) and of is not None:
+            callees.add(call.func)
+            if isinstance(of, ast.Attribute):
+                callees.update(walk(of, ast.expr))
+                found.append(of)
+        elif is_loss or is_function(call) or (isinstance(call.func, ast.Name) and called(call) in BUILTINS):
+            callees.update(walk(call.func, ast.expr))
+        else:
+            return None
+    others = walk(value, ast.Attribute, ast.Subscript, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield)
+    if any(one not in callees for one in others):
+        return None
+    return [*found, *(one for one in walk(value, ast.Name) if one not in callees)]

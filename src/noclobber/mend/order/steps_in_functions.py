@@ -20,8 +20,8 @@ from noclobber.syntax.edits import (
     with_comment,
     without_retaining,
 )
-from noclobber.syntax.names import called, dotted, keyword, optimizer_of, parameters
-from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line, walk
+from noclobber.syntax.names import called, calls, dotted, keyword, optimizer_of, owner, parameters, uses
+from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line
 
 
 def across(scene: Scene) -> Iterator[Change]:
@@ -45,19 +45,12 @@ def across(scene: Scene) -> Iterator[Change]:
 
 def _pairs(file: File, step: Place, read: Place, here: Scope, there: Scope) -> Iterator[tuple[ast.AST, ast.AST]]:
     """Nodes that stand for the step and for the backward: themselves, or calls of the functions that they are in."""
-    stepping = _callers(file, here)
-    backing = stepping if here is there else _callers(file, there)
+    stepping, backing = (calls(file.tree, getattr(scope, "name", "")) for scope in (here, there))
     if here is not there:
         yield from ((step.row, call) for call in backing if file.scope(call) is here)
         yield from ((call, read.row) for call in stepping if file.scope(call) is there)
     for one in stepping:
         yield from ((one, other) for other in backing if one is not other and file.scope(one) is file.scope(other))
-
-
-def _callers(file: File, scope: Scope) -> list[ast.Call]:
-    if not isinstance(scope, FUNCTION):
-        return []
-    return [one for one in walk(file.tree, ast.Call) if called(one) == scope.name]
 
 
 def _swapped(
@@ -70,7 +63,7 @@ def _swapped(
     edits = (insert(file, target, 1, text + "\n"), whole_lines(file, begin, stop))
     title = "make the later update first"
     if not same:
-        backwards = [one for one in walk(file.scope(step.row), ast.Call) if called(one) == "backward"]
+        backwards = calls(file.scope(step.row), "backward")
         retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
         call = file.nearest(read.node, ast.Call)
         if retained and call is not None and called(call) == "backward" and keyword(call, "retain_graph") is None:
@@ -106,13 +99,12 @@ def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
     if call is None or not root:
         return ""
     own = parameters(scope)
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    of = owner(call)
     if root == "self":
-        return text.replace("self.", f"{dotted(owner)}.") if dotted(owner) else ""
+        return text.replace("self.", f"{dotted(of)}.") if dotted(of) else ""
     if root not in own:
-        stored = any(one.id == root and isinstance(one.ctx, ast.Store) for one in walk(scope, ast.Name))
-        return "" if stored else text
+        return "" if uses(scope, root, ast.Store) else text
     named = keyword(call, root)
-    at = own.index(root) - (owner is not None and own[:1] == ["self"])
+    at = own.index(root) - (of is not None and own[:1] == ["self"])
     given = named.value if named is not None else call.args[at] if at < len(call.args) else None
     return f"{dotted(given)}{text.removeprefix(root)}" if dotted(given) and text.startswith(root) else ""

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.order.steps import together
+from noclobber.mend.order.steps import loss_of, method_of, together
 from noclobber.mend.scene import Scene
 from noclobber.syntax.edits import remove, replace
-from noclobber.syntax.names import called, dotted, optimizer_of
+from noclobber.syntax.names import calls, dotted, optimizer_of
 from noclobber.syntax.tree import File, Place, walk
 
 _UPDATES = ("zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "grad")
@@ -41,38 +41,31 @@ def _stepped_once(scene: Scene) -> Iterator[Change]:
         return
     if not any(optimizer_of(one) == name for one in rows[second + 1 :]):
         return
-    zeros = [one for one in rows[first + 1 : second] if _is_zero_of(one, name)]
-    before = next((one for one in reversed(rows[:first]) if _loss(one) is not None), None)
+    zeros = [one for one in rows[first + 1 : second] if dotted(method_of(one, "zero_grad")) == name]
+    before = next((one for one in reversed(rows[:first]) if loss_of(one) is not None), None)
     if before is not None:
         yield from _of(step.file, before, read, (step.row, *zeros))
 
 
-def _is_zero_of(row: ast.stmt, name: str) -> bool:
-    call = row.value if isinstance(row, ast.Expr) else None
-    return called(call) == "zero_grad" and isinstance(call, ast.Call) and dotted(call.func) == f"{name}.zero_grad"
-
-
-def _loss(row: ast.stmt) -> ast.expr | None:
-    """`loss` of the statement `loss.backward()`, which may have `retain_graph=True` and nothing else."""
-    call = row.value if isinstance(row, ast.Expr) else None
-    if not isinstance(call, ast.Call) or called(call) != "backward" or not isinstance(call.func, ast.Attribute):
-        return None
-    plain = not call.args and all(one.arg == "retain_graph" for one in call.keywords)
-    return call.func.value if plain and isinstance(call.func.value, (ast.Name, ast.Attribute)) else None
-
-
 def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> Iterator[Change]:
-    one, other = _loss(first), _loss(read.row)
+    one, other = loss_of(first), loss_of(read.row)
     rows, at, last = together(file, first, read.row)
-    if one is None or other is None or not rows or at >= last or rows[last] is not read.row or rows[at] is not first:
+    if (
+        one is None
+        or other is None
+        or not (dotted(one) and dotted(other))
+        or not rows
+        or at >= last
+        or rows[last] is not read.row
+        or rows[at] is not first
+    ):
         return
     if dotted(one) == dotted(other) or any(
         map(_uses_gradients, (row for row in rows[at + 1 : last] if row not in gone))
     ):
         return
-    bound = {
-        each.id for row in rows[at + 1 : last] for each in walk(row, ast.Name) if not isinstance(each.ctx, ast.Load)
-    }
+    between = (each for row in rows[at + 1 : last] for each in walk(row, ast.Name))
+    bound = {each.id for each in between if not isinstance(each.ctx, ast.Load)}
     removed = [edit for row in (first, *gone) if (edit := remove(file, row)) is not None]
     if dotted(one).partition(".")[0] in bound or len(removed) < 1 + len(gone):
         return
@@ -83,4 +76,4 @@ def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> I
 
 def _uses_gradients(row: ast.stmt) -> bool:
     named = any(one.attr == "grad" for one in walk(row, ast.Attribute))
-    return named or any(called(one) in ("step", "backward", *_UPDATES) for one in walk(row, ast.Call))
+    return named or bool(calls(row, "step", "backward", *_UPDATES))

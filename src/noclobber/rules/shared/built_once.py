@@ -10,7 +10,7 @@ from types import CodeType
 
 from noclobber.model.events import Carried
 from noclobber.model.source import Site
-from noclobber.syntax.names import called, calls, definition, dotted, first_name, made_of, names_bound
+from noclobber.syntax.names import called, calls, definition, dotted, first_name, made_of, names_bound, owner
 from noclobber.syntax.tree import File, Loop, Place, last_line, place_of, walk
 from noclobber.syntax.writes import NAMESPACES
 
@@ -32,8 +32,7 @@ def built_once(read: Site | None, saved: Site | None, states: Sequence[Carried] 
         return True
     if saved is None:
         return False
-    losses = (one.func for one in walk(place.row, ast.Call) if called(one) == "backward")
-    names = made_of({name for loss in losses for name in names_bound(loss)}, loop)
+    names = made_of({name for one in calls(place.row, "backward") for name in names_bound(one.func)}, loop)
     if any(_is_carried(loop, name) for name in names):
         return False
     if any(_may_run(place.file, one, saved.code.co_name) for one in walk(loop, ast.Call)):
@@ -70,7 +69,7 @@ def is_carried(read: Site | None, name: str) -> bool:
 def steps_in_loop(read: Site | None) -> bool:
     """Return True if the loop around a backward calls `step`, as of an optimizer."""
     loop = _loop_of(place_of(read))
-    return loop is not None and calls(loop, "step")
+    return bool(calls(loop, "step"))
 
 
 def _loop_of(place: Place | None) -> Loop | None:
@@ -110,15 +109,18 @@ def _may_fill(file: File, held: ast.expr) -> bool:
 
 def _may_run(file: File, call: ast.Call, function: str) -> bool:
     """Return True if a call may run a function of this name: of the program itself, a method, a module's `forward`."""
-    name, owner = called(call), call.func.value if isinstance(call.func, ast.Attribute) else None
+    of, name = owner(call), called(call)
     if name == function:
         return True
-    if name in _ELSEWHERE or first_name(owner) in NAMESPACES or hasattr(builtins, name):
+    if name in _ELSEWHERE or hasattr(builtins, name) or is_of_loss(file, call):
         return False
-    made = definition(file, call.func, call)
-    if called(made).endswith("Loss") or any(word in name.lower() for word in ("loss", "criterion")):
-        return False
-    return owner is None or first_name(owner) == "self" or called(definition(file, owner, call))[:1].isupper()
+    return of is None or first_name(of) == "self" or called(definition(file, of, call))[:1].isupper()
+
+
+def is_of_loss(file: File, call: ast.Call) -> bool:
+    """Return True for a function of PyTorch, and for a loss by its class or its name: neither has weights."""
+    is_known = first_name(owner(call)) in NAMESPACES or called(definition(file, call.func, call)).endswith("Loss")
+    return is_known or any(word in called(call).lower() for word in ("loss", "criterion"))
 
 
 _ELSEWHERE = ("backward", "step", "zero_grad", "append", "item")

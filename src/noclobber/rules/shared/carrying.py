@@ -13,7 +13,7 @@ from noclobber.model.events import Carried, Refusal
 from noclobber.model.finding import Label
 from noclobber.model.source import Site, Span, source_line
 from noclobber.rules.shared.built_once import is_carried
-from noclobber.syntax.names import dotted
+from noclobber.syntax.names import dotted, is_declared
 from noclobber.syntax.tree import File, Function, file_at, functions, walk, within
 
 Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
@@ -92,11 +92,10 @@ def _in_loop(file: File, row: Assignment, _: ast.expr) -> bool:
 
 def _rows(scope: ast.AST, name: str) -> Iterator[ast.AST]:
     """Yield the nodes of a scope, and of the functions in it that say that this variable is not their own."""
-    yield from within(scope)
+    yield from within(scope, ast.AST)
     for inner in functions(scope):
-        declared = [one for one in within(inner) if isinstance(one, (ast.Nonlocal, ast.Global))]
-        if inner is not scope and any(_PARTS.sub("", name) in one.names for one in declared):
-            yield from within(inner)
+        if inner is not scope and is_declared(inner, _PARTS.sub("", name)):
+            yield from within(inner, ast.AST)
 
 
 def _scope(code: CodeType) -> Sequence[tuple[File, ast.AST]]:
