@@ -16,15 +16,16 @@ from collections.abc import Iterable, Iterator
 
 from noclobber.mend.change import Change
 from noclobber.mend.holders.holding import holds_alone, is_new
-from noclobber.mend.holders.making import module_writes, parts_of
-from noclobber.mend.holders.resolving import module_called
+from noclobber.mend.holders.making import module_called, module_writes, parts_of
 from noclobber.mend.holders.seen import holders_at
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit, Finding
+from noclobber.model.hints import Opportunity
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
+from noclobber.syntax.in_place import in_place, with_flag
 from noclobber.syntax.names import arguments, called, dotted, is_read_again, keyword
 from noclobber.syntax.tree import File, Place, starts, walk
-from noclobber.syntax.writes import is_flagged, write_at, writes
+from noclobber.syntax.writes import FLAG_AT, is_flagged, write_at, writes
 
 _OF_OP = {
     "relu_": {"ReLU"}, "hardtanh_": {"ReLU6", "Hardtanh"}, "clamp_": {"ReLU6", "Hardtanh"},
@@ -182,3 +183,33 @@ def _switched_off(place: Place) -> Iterator[Change]:
             edit = after(file, one, *loop)
             if edit is not None and file.indent(one) is not None:
                 yield Change(f"switch `inplace` off in the modules of `{name}`", (edit,), 2, Cure.FLAG)
+
+
+def written_in_place(scene: Scene) -> Iterator[Change]:
+    """The operator of a hint as one that writes, or the module that calls it with its flag."""
+    hint = scene.finding.event
+    if not isinstance(hint, Opportunity):
+        return
+    for place in scene.places("write")[:1]:
+        if hint.spelling.how == "module":
+            yield from _flagged(scene, place, hint.spelling.name)
+            continue
+        for one in in_place(place, hint.op, hint.argument, hint.spelling, numbers=hint.numbers):
+            yield Change("write in place", (one.edit,), 1)
+
+
+def _flagged(scene: Scene, place: Place, name: str) -> Iterator[Change]:
+    """Builders of the modules of a class that are called at a place, with the flag: those of that name, then all."""
+    built = [(file, one) for file in scene.files() for one in walk(file.tree, ast.Call) if called(one) == name]
+    names = modules_called(place)
+    own = [(file, one) for file, one in built if names_of_module(file, one) & names]
+    for some in dict.fromkeys(tuple(one) for one in (own, built)):
+        edits = tuple(edit for file, one in some if (edit := _with_flag(file, one)) is not None)
+        if edits:
+            more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
+            yield Change(f"build this module with `inplace=True`{more}", edits, len(edits))
+
+
+def _with_flag(file: File, call: ast.Call) -> Edit | None:
+    most = FLAG_AT.get(called(call), len(call.args))
+    return with_flag(file, call) if len(call.args) <= most and not is_flagged(call) else None

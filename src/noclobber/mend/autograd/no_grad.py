@@ -21,8 +21,7 @@ from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.holding import writes_through
-from noclobber.mend.holders.making import is_function, is_method
-from noclobber.mend.holders.resolving import bound_to
+from noclobber.mend.holders.making import bound_to, is_function, is_method
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
 from noclobber.mend.holders.holding import is_new, keeps_nothing, writes_through
-from noclobber.mend.holders.making import MODULES, module_gives_new, module_writes
-from noclobber.mend.holders.resolving import function_called, module_called
+from noclobber.mend.holders.making import MODULES, function_called, module_called, module_gives_new, module_writes
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure

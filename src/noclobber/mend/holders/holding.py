@@ -16,14 +16,16 @@ from noclobber.mend.holders.making import (
     KEEPING_NOTHING,
     METHODS,
     TAKING,
+    forward_of,
+    function_called,
     is_function,
     is_method,
+    module_called,
     module_gives_new,
     module_writes,
     parts_of,
     passes_on,
 )
-from noclobber.mend.holders.resolving import forward_of, function_called, module_called
 from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
 from noclobber.model.operators import SPLITS
 from noclobber.syntax.names import (
