@@ -11,7 +11,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Role
 from noclobber.model.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
-from noclobber.model.source import Owner, Site, owner_of, source_text
+from noclobber.model.source import Owner, Span, owner_of, source_text
 from noclobber.syntax.names import optimizer_of
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
@@ -46,18 +46,13 @@ class Scene:
 
     def places(self, *roles: Role) -> list[Place]:
         """The places of the labels of some roles, in the order of the labels. A decorator's `@` is no place."""
-        found = []
-        for one in self.finding.labels:
-            file = self.file(one.span.path) if one.role in roles else None
-            node = file.at(one.span) if file is not None else None
-            if file is not None and isinstance(node, Placed):
-                found.append(Place(file, node))
-        return found
+        found = [self.at(one.span) for one in self.finding.labels if one.role in roles]
+        return [one for one in found if one is not None]
 
-    def at(self, site: Site) -> Place | None:
-        """The place of a site."""
-        file = self.file(site.code.co_filename)
-        node = file.at(site.span()) if file is not None else None
+    def at(self, span: Span) -> Place | None:
+        """The place of a span."""
+        file = self.file(span.path)
+        node = file.at(span) if file is not None else None
         return Place(file, node) if file is not None and isinstance(node, Placed) else None
 
     def place(self, role: Role) -> Place | None:
@@ -113,16 +108,6 @@ class Scene:
     def is_overlap(self) -> bool:
         """Whether elements of what is written share memory, with each other or with what is read."""
         return self.finding.code == "NC307"
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether PyTorch refuses the write because each sample of a `vmap` has a value of its own."""
-        return self.finding.code == "NC310"
-
-    @property
-    def is_disjoint(self) -> bool:
-        """Whether the bytes that are read were not among those that were written."""
-        return self.finding.code == "NC102"
 
     @property
     def is_hidden(self) -> bool:

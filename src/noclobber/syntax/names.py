@@ -120,6 +120,19 @@ def names_used(node: ast.AST) -> set[str]:
     return own | {last_name(one) for one in named(node)}
 
 
+def targets(row: ast.stmt) -> list[ast.expr]:
+    """What an assignment binds, each part of a tuple by itself; empty for any other statement."""
+    waiting = list(row.targets) if isinstance(row, ast.Assign) else [getattr(row, "target", None)]
+    found: list[ast.expr] = []
+    while waiting:
+        target = waiting.pop(0)
+        if isinstance(target, (ast.Tuple, ast.List)):
+            waiting += target.elts
+        elif target is not None:
+            found.append(target.value if isinstance(target, ast.Starred) else target)
+    return found
+
+
 def names_bound(target: ast.AST) -> set[str]:
     """The plain names in what a loop or an assignment binds, or in an expression."""
     return {one.id for one in walk(target, ast.Name)}

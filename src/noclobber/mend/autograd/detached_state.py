@@ -23,7 +23,7 @@ from noclobber.model.source import Site
 from noclobber.model.units import listed
 from noclobber.rules.shared.built_once import is_carried, is_renewed
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
-from noclobber.syntax.names import calls, dotted, is_stored, keyword, names_bound, names_used, owner
+from noclobber.syntax.names import calls, dotted, is_stored, keyword, names_bound, names_used, owner, targets
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
 
 MOST_DETACHED = 3
@@ -152,12 +152,6 @@ def _may_step(file: File, scope: Scope) -> bool:
     return any(file.scope(one) is not scope for one in calls(file.tree, "step"))
 
 
-def _names(target: ast.expr) -> list[str]:
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return [name for one in target.elts for name in _names(one)]
-    return [dotted(target)] if dotted(target) else []
-
-
 def _losses(scope: Scope, until: ast.stmt, of: ast.stmt | None = None) -> list[ast.expr]:
     """What the backwards before a statement (or of the statement `of`) begin from, with what defines those names."""
     backwards = calls(of if of is not None else scope, "backward", "grad")
@@ -165,7 +159,7 @@ def _losses(scope: Scope, until: ast.stmt, of: ast.stmt | None = None) -> list[a
     for loss in (owner(one) for one in backwards if one.lineno <= last_line(until)):
         if loss is not None:
             names = names_bound(loss)
-            found += [loss, *(one.value for one in walk(scope, ast.Assign) if set(_names(one.targets[0])) & names)]
+            found += [loss, *(one.value for one in walk(scope, ast.Assign) if names & {*map(dotted, targets(one))})]
     return found
 
 
@@ -175,9 +169,9 @@ def _sources(file: File, scope: Scope, values: list[ast.expr]) -> set[str]:
     assigned = list(walk(scope, ast.Assign))
     for _ in range(3):
         for one in assigned:
-            if set(_names(one.targets[0])) & names:
+            if names.intersection(map(dotted, targets(one))):
                 names |= {each.id for each in walk(one.value, ast.Name) if _is_value(file, each)}
-    return names & {name for one in assigned for name in _names(one.targets[0])}
+    return names & {dotted(each) for one in assigned for each in targets(one)}
 
 
 def _is_value(file: File, node: ast.expr) -> bool:

@@ -61,7 +61,7 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
         return
     if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
         yield found
-    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.is_disjoint else 2
+    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.finding.code == "NC102" else 2
     cost = 5 if scene.is_refused and not scene.is_inference else cost
     field, is_result = (save.field, save.is_output) if save is not None else ("", False)
     for place in scene.places("save"):

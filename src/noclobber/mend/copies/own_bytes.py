@@ -95,7 +95,7 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
     for write in scene.writes() if scene.is_refused else ():
         file, scope, name = write.file, write.file.scope(write.statement), write.name
         made = definition(file, write.base, write.statement)
-        is_under = scene.is_mapped or mentions(file, "vmap")
+        is_under = scene.finding.code == "NC310" or mentions(file, "vmap")
         if not isinstance(made, ast.Call) or dotted(made.func) not in _MAKERS or not is_under:
             continue
         own = parameters(scope)

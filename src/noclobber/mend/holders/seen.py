@@ -23,6 +23,7 @@ from noclobber.syntax.names import (
     is_stored,
     names_bound,
     owner,
+    targets,
     uses,
 )
 from noclobber.syntax.tree import FOR, File, Loop, Place, ends, last_line, nested, place_of, starts, walk, within
@@ -125,9 +126,7 @@ def _may_be_read_elsewhere(scope: ast.AST, name: str) -> bool:
 
 def _binds(row: ast.stmt, name: str) -> bool:
     """Return True if a statement ends with binding the name to something: `h = f(h)`, `h, y = f(h)`."""
-    targets = row.targets if isinstance(row, ast.Assign) else []
-    parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
-    return any(isinstance(one, ast.Name) and one.id == name for one in parts)
+    return isinstance(row, ast.Assign) and name in map(dotted, targets(row))
 
 
 def _begins_anew(loop: Loop, name: str) -> bool:

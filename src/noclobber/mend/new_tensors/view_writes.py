@@ -12,7 +12,7 @@ from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import VIEWS
 from noclobber.syntax.edits import before, cloned_before, remove, replace
-from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, parameters
+from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, owner, parameters
 from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, write_at, writes
 
@@ -90,8 +90,8 @@ def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[C
 def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
     """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written."""
     for one, target in _unpackings(write):
-        text = _selected(write.file, one.value, len(target.elts))
-        if text is not None:
+        if (part := _indexable(write.file, one.value)) is not None:
+            text = ", ".join(part[0].replace("#", str(number)) for number in range(len(target.elts)))
             yield Change("take the views one at a time", (replace(write.file, one.value, text),), 1)
 
 
@@ -155,18 +155,19 @@ def _iterated(loop: For, name: str) -> Pair | None:
     return next(((one, whole) for one, whole in zip(targets, sources, strict=True) if dotted(one) == name), None)
 
 
-def _indexable(file: File, whole: ast.expr) -> tuple[str, str] | None:
-    """How the part number `#` is written, and how many there are; None where that is not plain."""
-    if dotted(whole):
-        text = file.source(whole)
-        return f"{text}[#]", f"len({text})"
-    if isinstance(whole, ast.Call) and called(whole) == "unbind" and isinstance(whole.func, ast.Attribute):
-        text, dim = file.source(whole.func.value), _dim(file, whole, 0)
-        if dotted(whole.func.value) and dim == "0":
-            return f"{text}[#]", f"len({text})"
-        if dotted(whole.func.value) and dim is not None:
-            return f"{text}.select({dim}, #)", f"{text}.size({dim})"
-    return None
+def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
+    """How the part number `#` of `x`, `x.unbind(0)` or `torch.unbind(x)` is written, and how many there are; None for
+    what is divided in another way."""
+    dim = "0"
+    if isinstance(whole, ast.Call) and called(whole) == "unbind":
+        is_function, given = dotted(owner(whole)) == "torch" and bool(whole.args), keyword(whole, "dim")
+        along = given.value if given is not None else next(iter(whole.args[is_function:]), None)
+        dim = file.source(along) if along is not None else "0"
+        whole = whole.args[0] if is_function else owner(whole)
+    if whole is None or not dotted(whole):
+        return None
+    text = file.source(whole)
+    return (f"{text}[#]", f"len({text})") if dim == "0" else (f"{text}.select({dim}, #)", f"{text}.size({dim})")
 
 
 def _value(write: WriteSyntax) -> str | None:
@@ -191,29 +192,6 @@ def _wholes(file: File, loop: For, pair: Pair, value: str, header: str, stacked:
         source = file.source(loop.iter).replace(file.source(whole), f"{name}.items()")
         if name:
             yield name, f"{name} = {{name: {value} for {into} in {source}}}"
-
-
-def _selected(file: File, value: ast.expr, count: int) -> str | None:
-    """ "x[0], x[1]" for `x`, `x.unbind(0)`, `torch.unbind(x)`; None for what is divided in another way."""
-    if dotted(value):
-        return ", ".join(f"{file.source(value)}[{number}]" for number in range(count))
-    if not isinstance(value, ast.Call) or called(value) != "unbind" or not isinstance(value.func, ast.Attribute):
-        return None
-    is_function = dotted(value.func.value) == "torch" and bool(value.args)
-    whole = value.args[0] if is_function else value.func.value
-    text, dim = file.source(whole), _dim(file, value, int(is_function))
-    if dim is None or not dotted(whole):
-        return None
-    return ", ".join(
-        f"{text}.select({dim}, {number})" if dim != "0" else f"{text}[{number}]" for number in range(count)
-    )
-
-
-def _dim(file: File, call: ast.Call, position: int) -> str | None:
-    given = keyword(call, "dim")
-    if given is not None:
-        return file.source(given.value)
-    return file.source(call.args[position]) if len(call.args) > position else "0"
 
 
 def _views(one: ast.Assign) -> dict[str, ast.expr]:

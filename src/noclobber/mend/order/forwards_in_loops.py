@@ -27,6 +27,7 @@ from noclobber.syntax.names import (
     names_bound,
     names_used,
     owner,
+    targets,
 )
 from noclobber.syntax.tree import FOR, File, Loop, Place, has_text_of_lines, last_line, walk
 from noclobber.syntax.writes import base_of, writes, written_by
@@ -118,7 +119,7 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
     between = [one for one in above[above.index(rows[0]) : above.index(loop)] if one not in rows]
     if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, loop.body[0])):
         return False
-    if any(not isinstance(one, ast.Name) for row in rows for target in row.targets for one in _targets(target)):
+    if any(not isinstance(one, ast.Name) for row in rows for one in targets(row)):
         return False
     if any(_makes_object(one) for row in rows for one in walk(row, ast.Call)) or _is_object_in(loop, bound):
         return False
@@ -161,10 +162,6 @@ def _is_object_in(loop: Loop, names: set[str]) -> bool:
         dotted(one.func) in names or (dotted(owner(one)) in names and called(one) not in _OF_TENSORS)
         for one in walk(loop, ast.Call)
     )
-
-
-def _targets(target: ast.expr) -> list[ast.expr]:
-    return list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
 
 
 def _computes_anew(file: File, call: ast.Call, models: set[str]) -> bool:

@@ -60,7 +60,7 @@ def put_off(scene: Scene) -> Iterator[Change]:
 def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
     """What stands in the function of the backward and makes a write, or leads to it by the calls that were seen."""
     sites = [site for one in scene.finding.writes for site in (*one.calls, one.site) if site is not None]
-    for place in map(scene.at, sites):
+    for place in (scene.at(site.span()) for site in sites):
         if place is not None and place.file is read.file and place.file.scope(place.node) is read.file.scope(read.row):
             yield place.node
 
@@ -155,7 +155,7 @@ def _makes_all(scene: Scene, file: File, is_there: Callable[[ast.AST], bool]) ->
     last: Write | None = None
     for one in scene.finding.writes:
         last = one if one.calls or last is None or one.site != last.site else last
-        places = [scene.at(site) for site in (*last.calls, one.site) if site is not None]
+        places = [scene.at(site.span()) for site in (*last.calls, one.site) if site is not None]
         if not any(is_there(place.node) for place in places if place is not None and place.file is file):
             return False
     return True

@@ -13,7 +13,7 @@ from noclobber.model.events import Carried, Refusal
 from noclobber.model.finding import Label
 from noclobber.model.source import Site, Span, source_line
 from noclobber.rules.shared.built_once import is_carried
-from noclobber.syntax.names import dotted, is_declared
+from noclobber.syntax.names import dotted, is_declared, targets
 from noclobber.syntax.tree import File, Function, file_at, functions, walk, within
 
 Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
@@ -78,7 +78,7 @@ def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
         for file, scope in _scope(code)
         for row in _rows(scope, one.name)
         if isinstance(row, Assignment) and row.value is not None and not isinstance(row.value, ast.Constant)
-        for target in _targets(row)
+        for target in targets(row)
         if _is(target, one.name)
     ]
     again = [(file, row, target) for file, row, target in found if _computes_from_itself(row, one.name)]
@@ -109,17 +109,6 @@ def _scope(code: CodeType) -> Sequence[tuple[File, ast.AST]]:
 
 def _first_line(function: Function) -> int:
     return min([function.lineno, *(one.lineno for one in function.decorator_list)])
-
-
-def _targets(row: Assignment) -> Iterator[ast.expr]:
-    """Yield what a statement assigns, each part of a tuple by itself."""
-    waiting = list(row.targets) if isinstance(row, ast.Assign) else [row.target]
-    while waiting:
-        target = waiting.pop(0)
-        if isinstance(target, (ast.Tuple, ast.List)):
-            waiting += target.elts
-        else:
-            yield target.value if isinstance(target, ast.Starred) else target
 
 
 def _is(target: ast.expr, name: str) -> bool:
