@@ -12,6 +12,7 @@ from noclobber.model.operators import VIEWS, WITHOUT_TWIN
 from noclobber.syntax.edits import insert, replace, without_argument
 from noclobber.syntax.names import (
     bound_by_loop,
+    call_of,
     called,
     definition,
     dotted,
@@ -121,6 +122,25 @@ def write_at(place: Place) -> WriteSyntax:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and writes(statement.value):
         return WriteSyntax(file, statement.value, statement, written_by(statement.value), statement.value)
     return WriteSyntax(file, node, statement, None, None)
+
+
+def write_in(file: File, row: ast.stmt) -> WriteSyntax:
+    """The write that a simple statement makes: to an item, or by the call that gives its value."""
+    if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript):
+        return write_at(Place(file, row.targets[0]))
+    value = row.value if isinstance(row, (ast.Assign, ast.Expr, ast.Return)) else None
+    return write_at(Place(file, value or row))
+
+
+def value_of(write: WriteSyntax) -> str:
+    """The new value of all that is written, as an expression; empty where the text has none."""
+    file, row, call = write.file, write.statement, write.call
+    if isinstance(row, ast.Assign) and call is None and isinstance(write.target, ast.Attribute):
+        return file.source(row.value)
+    if call is not None and called(call) == "copy_" and call is call_of(row) and call.args:
+        return file.source(call.args[0])
+    edits = out_of_place(write)
+    return edits[0].replacement.partition(" = ")[2] if len(edits) == 1 else ""
 
 
 def writes(call: ast.Call) -> bool:

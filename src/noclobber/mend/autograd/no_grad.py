@@ -42,9 +42,9 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk
+from noclobber.syntax.tree import FUNCTION, File, last_line, walk
 from noclobber.syntax.updates import is_of_gradients
-from noclobber.syntax.writes import WriteSyntax, is_namespace, write_at, writes
+from noclobber.syntax.writes import WriteSyntax, is_namespace, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
 _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
@@ -117,7 +117,7 @@ def _is_refused_too(file: File, write: ast.stmt) -> bool:
     """Return True if PyTorch refuses another write to a leaf: it is not under `no_grad`, nor by `torch.nn.init` or
     `.data`, and changes numbers."""
     call = call_of(write)
-    if _is_guarded(file, write) or hides(write_at(Place(file, write)).target):
+    if _is_guarded(file, write) or hides(write_in(file, write).target):
         return False
     return called(call) not in ("detach_", "requires_grad_") and (call is None or not is_namespace(call.func))
 
@@ -179,7 +179,7 @@ def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
         isinstance(row, ast.Assign) and isinstance(first, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     ):
         return False
-    is_same = write_at(Place(file, row)).name == write.name and names_bound(first.value) >= names_bound(row.value)
+    is_same = write_in(file, row).name == write.name and names_bound(first.value) >= names_bound(row.value)
     return is_same and all(map(_only_computes, walk(row.value, ast.Call)))
 
 
@@ -198,14 +198,14 @@ def _sets(file: File, name: str, row: ast.stmt) -> bool:
     """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     numbers = stores and isinstance(row, ast.Assign) and _is_number(file, row.value)
-    return (numbers or _is_update(file, row)) and write_at(Place(file, row)).name == name
+    return (numbers or _is_update(file, row)) and write_in(file, row).name == name
 
 
 def _sets_leaf(file: File, row: ast.stmt) -> bool:
     """Return True if a statement sets to numbers what the file makes as a parameter: PyTorch refuses it next."""
     if hasattr(row, "body"):
         return False
-    write = write_at(Place(file, row))
+    write = write_in(file, row)
     return (
         write.base is not None
         and not hides(write.target)
@@ -330,5 +330,5 @@ def _goes_on(file: File, name: str, row: ast.stmt) -> bool:
     calls = call is not None and writes(call) and not called(call).endswith("requires_grad_")
     if not (stores or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
         return False
-    other = write_at(Place(file, row))
+    other = write_in(file, row)
     return other.name == name or _may_be_update(other, "")

@@ -30,8 +30,8 @@ from noclobber.syntax.names import (
     named,
     reads,
 )
-from noclobber.syntax.tree import File, Function, Place, functions, walk
-from noclobber.syntax.writes import WriteSyntax, write_at
+from noclobber.syntax.tree import File, Function, functions, walk
+from noclobber.syntax.writes import WriteSyntax, write_in
 
 
 def run_alike(scene: Scene) -> Iterator[Change]:
@@ -120,7 +120,7 @@ def _writes_own(file: File, buffer: str) -> bool:
     own = [one for one in walk(file.tree, ast.Attribute) if dotted(one) == f"self.{buffer}"]
     rows = [row for one in own if (row := file.statement(one)) is not None]
     return not all(keeps_nothing(file, one, returned=False) for one in own) or any(
-        write_at(Place(file, row)).name == f"self.{buffer}" for row in rows
+        write_in(file, row).name == f"self.{buffer}" for row in rows
     )
 
 

@@ -23,8 +23,8 @@ from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Undeclared
 from noclobber.syntax.edits import append, cloned_before
 from noclobber.syntax.names import called, definition, dotted, is_read_after, names_bound, parameters, uses, values
-from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, Place, ends, last_line, starts, walk, within
-from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_at, writes
+from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, last_line, starts, walk, within
+from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_in, writes
 
 
 def into_clone(scene: Scene) -> Iterator[Change]:
@@ -74,7 +74,7 @@ def _writes_part(file: File, statement: ast.stmt, name: str) -> bool:
     if isinstance(statement, ast.Assign):
         target = statement.targets[0]
         return isinstance(target, ast.Subscript) and dotted(base_of(target)) == name
-    earlier = write_at(Place(file, statement))
+    earlier = write_in(file, statement)
     return earlier.name == name and (isinstance(statement, ast.AugAssign) or earlier.call is not None)
 
 

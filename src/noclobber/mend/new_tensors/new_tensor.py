@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import Change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.placing import may_be_kept, place_written
@@ -64,6 +64,7 @@ from noclobber.syntax.writes import (
     out_of_place,
     seen,
     write_at,
+    write_in,
     written_by,
 )
 
@@ -97,10 +98,6 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
         yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
-    for place in scene.places("inside"):
-        # The write itself, in the library that does it: told, and never written.
-        for one in rebound(write_at(place)):
-            yield Change(f"{one.title} in the library", one.edits, LAST_RESORT + 2)
 
 
 def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:
@@ -192,7 +189,7 @@ def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     if write.call is None or keyword(write.call, "out") is None:
         return
     rows = _refused_alike(write.file, write.statement, write) if scene.is_refused else []
-    filling = [write, *(write_at(Place(write.file, _part_of(one))) for one in rows)]
+    filling = [write, *(write_in(write.file, one) for one in rows)]
     edits, names = list[Edit](), list[str]()
     for name in dict.fromkeys(one.name for one in filling):
         found = _in_name(write.file, name, [one for one in filling if one.name == name])
@@ -246,7 +243,7 @@ def _sound(scene: Scene) -> Change | None:
     if not _SHAPING.isdisjoint(scene.ops()):
         return None
     file, write = place.file, place.statement
-    holders, target = holders_at(scene.finding, file, write), write_at(Place(file, _part_of(write))).target
+    holders, target = holders_at(scene.finding, file, write), write_in(file, write).target
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
         found = _put_anew(scene, file, write, held)
         return _with_those_refused_next(file, write, found)
@@ -256,29 +253,21 @@ def _sound(scene: Scene) -> Change | None:
     if (
         name is None
         or (isinstance(write, ast.Return) and place.node is not write.value)
-        or loses_write(write_at(Place(file, _part_of(write))))
+        or loses_write(write_in(file, write))
     ):
         return None
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
     if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
         return None
-    edits, cloned = list[Edit](), False
     whole, joined = _joined(file, write, name) if scene.is_split else ("", None)
-    for one in through:
-        if one is not write and (one.lineno not in lines or _comes_first(file, write, one)):
-            continue
+    rows = [one for one in through if one is write or (one.lineno in lines and not _comes_first(file, write, one))]
+    for one in rows:
         if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one), whole=whole):
             return None
         if scene.is_split and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
             return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
-        edit, clones = _edit(scene, file, one, name)
-        if edit is None:
-            return None
-        edits.append(edit)
-        cloned |= clones
-    if joined is not None:
-        edits.append(joined)
-    return _with_those_refused_next(file, write, _bound(name, edits, cloned=cloned))
+    found = _bound_anew(scene, file, rows, name, *[joined] * (joined is not None))
+    return _with_those_refused_next(file, write, found)
 
 
 _OF_STRIDES = ("view", "as_strided", "stride")
@@ -333,9 +322,9 @@ def _read_before(file: File, name: str, row: ast.stmt) -> list[ast.Name]:
 def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) -> Change | None:
     """Return a change that also covers what PyTorch would refuse next: writes to other views of one call, and other
     calls into `out=`. None where one of these cannot be changed so."""
-    first, edits = write_at(Place(file, _part_of(write))), list[Edit]()
+    first, edits = write_in(file, write), list[Edit]()
     for one in _refused_alike(file, write, first) if found is not None else ():
-        other = write_at(Place(file, _part_of(one)))
+        other = write_in(file, one)
         more = out_of_place(other) or [edit for edit in [_into_clone(file, one, other.name)] if edit is not None]
         root = root_of(other.target) if other.target is not None else None
         before = _read_before(file, other.name, one)
@@ -369,9 +358,20 @@ def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:
     return first < second and rows[first] is write
 
 
-def _bound(name: str, edits: list[Edit], *, cloned: bool) -> Change:
+def _bound_anew(scene: Scene, file: File, rows: list[ast.stmt], name: str, *more: Edit | None) -> Change | None:
+    """The change by which some statements bind a name, attribute or item to a new tensor, each out of place or by a
+    clone; None where one of them cannot."""
+    edits, cloned = [*more], False
+    for row in rows:
+        edit = _out_of_place(scene, file, row, name)
+        if edit is None:
+            edit, cloned = _into_clone(file, row, name), True
+        elif not isinstance(row, (ast.Assign, ast.Return)) and not edit.replacement.startswith(f"{name} = "):
+            return None  # `h.data` and `h.grad` are other names
+        edits.insert(len(edits) - len(more), edit)
     title, cure = (f"write into a clone of `{name}`", Cure.CLONE_FIRST) if cloned else (TITLE, Cure.OUT_OF_PLACE)
-    return Change(title, tuple(edits), 2 if cloned else 1, cure, is_sound=True)
+    found = tuple(one for one in edits if one is not None)
+    return Change(title, found, 1 + cloned, cure, is_sound=True) if len(found) == len(edits) else None
 
 
 def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Change | None:
@@ -380,45 +380,23 @@ def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Chan
     rows = [one for one in walk(file.tree, ast.stmt) if one.lineno in lines and not hasattr(one, "body")]
     if write not in rows or lines != {one.lineno for one in rows}:
         return None
-    edits, cloned = list[Edit](), False
     for one in rows:
-        holders, target = holders_at(scene.finding, file, one), write_at(Place(file, _part_of(one))).target
+        holders, target = holders_at(scene.finding, file, one), write_in(file, one).target
         place = place_written(file, target, holders) if holders is not None and target is not None else None
         if place is None or holders is None or file.source(place) != name or not are_over(file, name, one, holders):
             return None
         if any(isinstance(each, WITH) for each in file.around(one)) or may_be_kept(file, place, one):
             return None
-        edit, clones = _edit(scene, file, one, name)
-        if edit is None:
-            return None
-        edits.append(edit)
-        cloned |= clones
-    return _bound(name, edits, cloned=cloned)
-
-
-def _edit(scene: Scene, file: File, write: ast.stmt, name: str) -> tuple[Edit | None, bool]:
-    """Return the edit that binds a name, attribute or item to a new tensor, and whether it does by a clone."""
-    edit = _out_of_place(scene, file, write, name)
-    if edit is None:
-        return _into_clone(file, write, name), True
-    bound = isinstance(write, (ast.Assign, ast.Return)) or edit.replacement.startswith(f"{name} = ")
-    return (edit if bound else None), False  # `h.data` and `h.grad` are other names
+    return _bound_anew(scene, file, rows, name)
 
 
 def _name_written(file: File, write: ast.stmt) -> str | None:
     """`h` of `h += 1`, `h[0] = 1`, `h[0].add_(1)`, `h = h.add_(1)` and `torch.relu_(h)`."""
-    target = write_at(Place(file, _part_of(write))).target
+    target = write_in(file, write).target
     root = root_of(target) if target is not None else None
     if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
         return None
     return root.id
-
-
-def _part_of(write: ast.stmt) -> ast.AST:
-    if isinstance(write, (ast.Assign, ast.Expr, ast.Return)) and write.value is not None:
-        is_item = isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript)
-        return write.targets[0] if isinstance(write, ast.Assign) and is_item else write.value
-    return write
 
 
 def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
@@ -438,7 +416,7 @@ def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit 
         if file.source(write.target) != name:
             return None
     elif isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript):
-        found = out_of_place(write_at(Place(file, write.targets[0])))
+        found = out_of_place(write_in(file, write))
         return found[0] if found else None
     elif call is None or (isinstance(write, ast.Assign) and not _is_bound_anew(write, call)):
         return None

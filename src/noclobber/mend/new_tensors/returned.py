@@ -34,7 +34,7 @@ from noclobber.syntax.names import (
     names_bound,
     parameters,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, functions, starts, walk
+from noclobber.syntax.tree import FUNCTION, File, functions, starts, walk
 from noclobber.syntax.writes import (
     WriteSyntax,
     chain,
@@ -43,7 +43,7 @@ from noclobber.syntax.writes import (
     out_of_place,
     reads_between,
     without_underscores,
-    write_at,
+    write_in,
     writes,
 )
 
@@ -81,7 +81,7 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         return None
     edits = list[Edit]()
     for one in dict.fromkeys(writes_through(file, file.scope(statement), target.id)):
-        found = out_of_place(write_at(Place(file, one)))
+        found = out_of_place(write_in(file, one))
         if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
             return None
         edits += found

@@ -14,7 +14,7 @@ from noclobber.model.operators import VIEWS
 from noclobber.syntax.edits import before, cloned_before, remove, replace
 from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, owner, parameters
 from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, last_line, parse, walk
-from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, write_at, writes
+from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, writes
 
 For = ast.For | ast.AsyncFor
 Pair = tuple[ast.expr, ast.expr]
@@ -65,8 +65,8 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool) -> Iterator[Chang
     file, loop = write.file, _loop(write)
     if loop is None or loop.orelse or file.indent(loop) is None or file.indent(loop.body[0]) is None:
         return
-    pair, value = _iterated(loop, dotted(write.base)), _value(write)
-    if len(loop.body) != 1 or pair is None or value is None:
+    pair, value = _iterated(loop, dotted(write.base)), value_of(write)
+    if len(loop.body) != 1 or pair is None or not value:
         return
     whole, header = pair[1], f"for {file.source(loop.target)} in {file.source(loop.iter)}"
     for name, text in _wholes(file, loop, pair, value, header, stacked):
@@ -168,14 +168,6 @@ def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
         return None
     text = file.source(whole)
     return (f"{text}[#]", f"len({text})") if dim == "0" else (f"{text}.select({dim}, #)", f"{text}.size({dim})")
-
-
-def _value(write: WriteSyntax) -> str | None:
-    """The new value of a write, as an expression."""
-    if isinstance(write.statement, ast.Assign) and isinstance(write.target, ast.Attribute):
-        return write.file.source(write.statement.value)
-    edits = out_of_place(write)
-    return edits[0].replacement.partition(" = ")[2] if len(edits) == 1 and " = " in edits[0].replacement else None
 
 
 def _wholes(file: File, loop: For, pair: Pair, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
