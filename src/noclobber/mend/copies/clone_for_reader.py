@@ -43,9 +43,8 @@ from noclobber.syntax.names import (
     parameters,
 )
 from noclobber.syntax.tree import File, Place, walk
-from noclobber.syntax.writes import NAMESPACES, WriteSyntax, base_of, is_flagged, is_namespace, writes
+from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
-_OPERATORS: dict[type[ast.operator], str] = {ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
 _FIRST = ("self", "input", "mat1")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
 _RESULTS = ("result", "output", "out")
@@ -246,11 +245,8 @@ def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | No
 def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     if isinstance(save, ast.BinOp):
         # `2 * h` calls the operator of `h`, which is then the first operand.
-        if not _keeps_operands(_OPERATORS.get(type(save.op), ""), node) or isinstance(
-            save.left, (ast.Constant, ast.UnaryOp)
-        ):
-            return []
-        return [save.left, save.right]
+        plain = not isinstance(save.left, (ast.Constant, ast.UnaryOp))
+        return [save.left, save.right] if plain and _keeps_operands(OPERATORS[type(save.op)][2], node) else []
     if not isinstance(save, ast.Call) or has_stars(save) or is_flagged(save):
         return []
     made = module_called(file, save)

@@ -72,7 +72,7 @@ from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
 from noclobber.rules.shared.writetext import words_at
-from noclobber.syntax.names import keyword
+from noclobber.syntax.names import is_given
 from noclobber.syntax.tree import place_of
 
 MESSAGES = (
@@ -263,5 +263,5 @@ def _cures(drift: Drift, clobber: Clobber) -> Sequence[Help]:
 def _forgets_random_state(region: Site | None) -> bool:
     """Whether the call that runs the region says `preserve_rng_state=False`."""
     place = place_of(region)
-    flag = keyword(place.node, "preserve_rng_state") if place and isinstance(place.node, ast.Call) else None
-    return flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False
+    call = place.node if place is not None else None
+    return isinstance(call, ast.Call) and is_given(call, "preserve_rng_state", False)
