@@ -22,6 +22,7 @@ from noclobber.syntax.names import (
     is_true,
     keyword,
     last_name,
+    owner,
     parameters,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, Placed, walk
@@ -162,6 +163,12 @@ def has_twin(call: ast.Call) -> bool:
 def is_namespace(owner: ast.expr) -> bool:
     """Return True if the owner of a method is a module such as `torch.nn.init`, and no tensor."""
     return first_name(owner) in _NO_TENSORS
+
+
+def is_of_loss(file: File, call: ast.Call) -> bool:
+    """Return True for a function of PyTorch, and for a loss by its class or its name: neither has weights."""
+    is_known = first_name(owner(call)) in NAMESPACES or called(definition(file, call.func, call)).endswith("Loss")
+    return is_known or any(word in called(call).lower() for word in ("loss", "criterion"))
 
 
 def is_flagged(call: ast.Call) -> bool:

@@ -21,7 +21,7 @@ from noclobber.model.events import Carried, Refusal
 from noclobber.model.finding import Cause
 from noclobber.model.source import Site
 from noclobber.model.units import listed
-from noclobber.rules.shared.built_once import is_carried, is_renewed
+from noclobber.rules.shared.carrying import is_carried, is_renewed
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import calls, dotted, is_stored, keyword, names_bound, names_used, owner, targets
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk

@@ -31,6 +31,7 @@ from noclobber.syntax.names import (
     called,
     dotted,
     has_torch,
+    is_of_gradients,
     is_read_after,
     is_stored,
     is_untracked,
@@ -43,7 +44,6 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, last_line, walk
-from noclobber.syntax.updates import is_of_gradients
 from noclobber.syntax.writes import WriteSyntax, is_namespace, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"

@@ -13,7 +13,6 @@ from noclobber.mend.change import Change
 from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
-from noclobber.rules.shared.built_once import is_of_loss
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
 from noclobber.syntax.names import (
     called,
@@ -30,7 +29,7 @@ from noclobber.syntax.names import (
     targets,
 )
 from noclobber.syntax.tree import FOR, File, Loop, Place, has_text_of_lines, last_line, walk
-from noclobber.syntax.writes import base_of, writes, written_by
+from noclobber.syntax.writes import base_of, is_of_loss, writes, written_by
 
 _OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
 """Methods that show what has weights, and that are no forward."""

@@ -45,7 +45,7 @@ from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import account
-from noclobber.rules.shared.built_once import built_once, steps_in_loop
+from noclobber.rules.shared.carrying import built_once, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.refusing import recognised
 from noclobber.rules.shared.wording import node_in_words

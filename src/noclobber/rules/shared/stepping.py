@@ -9,7 +9,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import PUT_BACK, Cure, Suggestion
 from noclobber.model.source import Site
-from noclobber.rules.shared.built_once import built_once
+from noclobber.rules.shared.carrying import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import node_in_words
 from noclobber.syntax.names import bound_by_loop, first_name
