@@ -258,9 +258,8 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
     fixed = Fixed(int(any(selection.is_severe(finding) for finding, _ in done.left)))
     fixed.words += [f"noclobber: searched and proven in {one}" for one in done.processes]
     for one in _together(done.repairs):
-        extra = (
-            "" if one.extra is None else f" ({'-' if one.extra < 0 else '+'}{size(abs(one.extra))} kept for backward)"
-        )
+        sign = "-" if (one.extra or 0) < 0 else "+"
+        extra = "" if one.extra is None else f" ({sign}{size(abs(one.extra))} kept for backward)"
         fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
@@ -274,9 +273,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
             fixed.words.append(f"    {reading.title}: {reading.gradients}")
             fixed.words += _changed(reading.patch) if reading.patch is not None else []
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
-    shown = {
-        finding.identity() for finding in (*(one.finding for one, _ in done.unproven), *(one for one, _ in done.asked))
-    }
+    shown = {one.finding.identity() for one, _ in done.unproven} | {one.identity() for one, _ in done.asked}
     for finding, tried in [one for one in done.left if one[0].identity() not in shown]:
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]

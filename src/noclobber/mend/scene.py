@@ -147,14 +147,8 @@ class Scene:
         under the old name is a change as well, but for what a policy keeps.
         """
         told = isinstance(self.finding.event, (Clobber, Refusal, Drift, Overwritten, LostHook)) and not self.is_unseen
-        return (
-            told
-            and not self.is_foreign
-            and not self.is_hidden
-            and not self.drifts
-            and not self.is_freed
-            and self.kind != "parameter"
-        )
+        aside = self.kind == "parameter" or self.is_foreign or self.is_freed or self.drifts
+        return told and not aside and not self.is_hidden
 
     @property
     def drifts(self) -> bool:

@@ -206,12 +206,8 @@ def _sets_leaf(file: File, row: ast.stmt) -> bool:
     if hasattr(row, "body"):
         return False
     write = write_in(file, row)
-    return (
-        write.base is not None
-        and not hides(write.target)
-        and _is_parameter(file, write.base, row)
-        and _sets(file, write.name, row)
-    )
+    is_leaf = write.base is not None and not hides(write.target) and _is_parameter(file, write.base, row)
+    return is_leaf and _sets(file, write.name, row)
 
 
 def _is_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:

@@ -115,15 +115,11 @@ def _drifts_by(scene: Scene, file: File, name: str) -> bool:
 
 def _writes_own(file: File, buffer: str) -> bool:
     """Return True if the file does not make a buffer, or if an object may write its own, or give it away."""
-    if not any(
-        ast.unparse(given) == repr(buffer) for one in calls(file.tree, "register_buffer") for given in one.args[:1]
-    ):
-        return True
+    made = [ast.unparse(given) for one in calls(file.tree, "register_buffer") for given in one.args[:1]]
     own = [one for one in walk(file.tree, ast.Attribute) if dotted(one) == f"self.{buffer}"]
     rows = [row for one in own if (row := file.statement(one)) is not None]
-    return not all(keeps_nothing(file, one, returned=False) for one in own) or any(
-        write_in(file, row).name == f"self.{buffer}" for row in rows
-    )
+    written = any(write_in(file, row).name == f"self.{buffer}" for row in rows)
+    return written or repr(buffer) not in made or not all(keeps_nothing(file, one, returned=False) for one in own)
 
 
 def _given_clones(scene: Scene) -> Iterator[Change]:

@@ -48,6 +48,7 @@ from noclobber.syntax.names import (
     keyword,
     last_name,
     named,
+    names_bound,
     names_used,
     owner,
     uses,
@@ -216,19 +217,12 @@ def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
     after = [one for one in own if any(row in (one, *file.around(one)) for row in below) and file.scope(one) is scope]
     if name == short:
         bound = [one for one in own if is_stored(file, one)]
-        return (
-            []
-            if loses_write(first) or [*bound, *after] != own or not bound
-            else [one for each in edits for one in each]
-        )
+        fits = bound and [*bound, *after] == own and not loses_write(first)
+        return [one for each in edits for one in each] if fits else []
     elsewhere = (one for one in walk(file.tree, ast.Attribute) if one.attr == short and one not in own)
     if any(not is_stored(file, one) for one in elsewhere if one not in [each.target for each in filling]):
         return []
-    if (
-        after != own
-        or any(is_stored(file, one) for one in own)
-        or any(one.id == short for one in walk(scope, ast.Name))
-    ):
+    if after != own or any(is_stored(file, one) for one in own) or short in names_bound(scope):
         return []
     bound_anew = [Edit(one.span, one.replacement.removeprefix("self.")) for each in edits for one in each]
     return [*bound_anew, *(replace(file, one, short) for one in after)]
@@ -247,14 +241,8 @@ def _sound(scene: Scene) -> Change | None:
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
         found = _put_anew(scene, file, write, held)
         return _with_those_refused_next(file, write, found)
-    name = _name_written(file, write)
-    if holders is None and scene.is_refused:
-        return None
-    if (
-        name is None
-        or (isinstance(write, ast.Return) and place.node is not write.value)
-        or loses_write(write_in(file, write))
-    ):
+    name, is_part = _name_written(file, write), isinstance(write, ast.Return) and place.node is not write.value
+    if name is None or is_part or (holders is None and scene.is_refused) or loses_write(write_in(file, write)):
         return None
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
     if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
@@ -343,13 +331,9 @@ def _refused_alike(file: File, write: ast.stmt, first: WriteSyntax) -> list[ast.
     if first.call is not None and keyword(first.call, "out") is not None:
         return [one for one in rows if any(keyword(call, "out") is not None for call in walk(one, ast.Call))]
     unpacked = [one.targets[0] for one in rows if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple)]
-    others = {dotted(one) for target in unpacked for one in target.elts if first.name in map(dotted, target.elts)} - {
-        first.name,
-        "",
-    }
-    return [
-        one for name in others for one in writes_through(file, file.scope(write), name) if starts(one) > starts(write)
-    ]
+    names = [dotted(one) for target in unpacked for one in target.elts if first.name in map(dotted, target.elts)]
+    others = (one for name in {*names} - {first.name, ""} for one in writes_through(file, file.scope(write), name))
+    return [one for one in others if starts(one) > starts(write)]
 
 
 def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:

@@ -483,19 +483,11 @@ def _stepped_once(scene: Scene) -> Iterator[Change]:
 def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> Iterator[Change]:
     one, other = _loss_of(first), _loss_of(read.row)
     rows, at, last = together(file, first, read.row)
-    if (
-        one is None
-        or other is None
-        or not (dotted(one) and dotted(other))
-        or not rows
-        or at >= last
-        or rows[last] is not read.row
-        or rows[at] is not first
-    ):
+    if one is None or other is None or at >= last or rows[last] is not read.row or rows[at] is not first:
         return
-    if dotted(one) == dotted(other) or any(
-        map(_uses_gradients, (row for row in rows[at + 1 : last] if row not in gone))
-    ):
+    if "" in (dotted(one), dotted(other)) or dotted(one) == dotted(other):
+        return
+    if any(_uses_gradients(row) for row in rows[at + 1 : last] if row not in gone):
         return
     between = (each for row in rows[at + 1 : last] for each in walk(row, ast.Name))
     bound = {each.id for each in between if not isinstance(each.ctx, ast.Load)}

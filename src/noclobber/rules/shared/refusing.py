@@ -71,10 +71,8 @@ class Text:
 
 def refused(texts: Sequence[Text], event: Event) -> Finding | None:
     """Return what the first text says that an event has; None if it has none."""
-    if (
-        not isinstance(event, Refusal)
-        or (found := next((one for one in texts if says(event, one.pattern)), None)) is None
-    ):
+    found = next((one for one in texts if isinstance(event, Refusal) and says(event, one.pattern)), None)
+    if found is None or not isinstance(event, Refusal):
         return None
     return of_refusal(
         event,
