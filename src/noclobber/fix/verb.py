@@ -260,7 +260,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
     for one in _together(done.repairs):
         sign = "-" if (one.extra or 0) < 0 else "+"
         extra = "" if one.extra is None else f" ({sign}{size(abs(one.extra))} kept for backward)"
-        fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
+        fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", f"  {one.level}: {one.proof}"]
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
         fixed.words += _indented(_diffs(patch))
@@ -327,10 +327,6 @@ def _changed(patch: Patch) -> list[str]:
 def _indented(diffs: Sequence[str]) -> list[str]:
     """Return the lines of diffs that are unproven: for a reader, and for no program that applies patches."""
     return [f"{CHANGED}{line}" for one in diffs for line in one.split("\n")[:-1]]
-
-
-def _proof(one: Repair) -> str:
-    return f"  {one.level}: {one.proof}"
 
 
 def _summary(done: Repairs) -> str:

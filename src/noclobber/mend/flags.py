@@ -151,11 +151,8 @@ def _called_at(built: _Built, places: list[Place]) -> _Built:
     it is `h = self.act(h)`."""
     nodes = [place.node if isinstance(place.node, ast.Call) else place.row for place in places]
     names = {called(one) for node in nodes for one in walk(node, ast.Call)} - {""}
-    return [(file, one) for file, one in built if names.intersection(map(last_name, _targets(file.statement(one))))]
-
-
-def _targets(row: ast.stmt | None) -> list[ast.expr]:
-    return row.targets if isinstance(row, ast.Assign) else []
+    targets = [(file, one, getattr(file.statement(one), "targets", ())) for file, one in built]
+    return [(file, one) for file, one, own in targets if names.intersection(map(last_name, own))]
 
 
 def _edits(groups: Iterable[_Built], edit: Callable[[File, ast.Call], Edit | None]) -> Iterator[tuple[Edit, ...]]:

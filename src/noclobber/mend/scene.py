@@ -182,7 +182,8 @@ class Scene:
     def lines_written(self, file: File) -> set[int]:
         """The lines of the writes; 0 for a line of another file, or an unknown line."""
         spans = [one.site.span() if one.site is not None else None for one in self.finding.writes]
-        return {one.line if one is not None and _is_of(one.path, file) else 0 for one in spans}
+        real = os.path.realpath(file.path)
+        return {one.line if one is not None and os.path.realpath(one.path) == real else 0 for one in spans}
 
     def ops(self) -> list[str]:
         """The writing operators without their namespace: ["add_"]; the step of an optimizer as "SGD.step"."""
@@ -219,10 +220,6 @@ def _imported(file: File) -> Iterator[str]:
 def hides(target: ast.expr | None) -> list[ast.Attribute]:
     """The `t.data` in a target."""
     return [one for one in walk(target, ast.Attribute) if one.attr == "data"] if target is not None else []
-
-
-def _is_of(path: str, file: File) -> bool:
-    return path == file.path or os.path.realpath(path) == os.path.realpath(file.path)
 
 
 def is_of_intent(finding: Finding) -> bool:

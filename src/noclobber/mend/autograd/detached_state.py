@@ -143,13 +143,9 @@ def _retained(scene: Scene) -> Iterator[Change]:
     turns = scene.finding.cause is Cause.BUILT_ONCE and isinstance(event, Refusal) and event.repeated_root is False
     for one in [*own, *earlier[-1:]] if turns else [*earlier[-1:], *own]:
         edit = with_argument(file, one, "retain_graph=True")
-        is_sound = turns and one in own and not _may_step(file, scope)
+        # Another function of the file may step an optimizer, and this one may call it.
+        is_sound = turns and one in own and all(file.scope(each) is scope for each in calls(file.tree, "step"))
         yield Change("keep the graph for the next backward", (edit,), 1, is_sound=is_sound)
-
-
-def _may_step(file: File, scope: Scope) -> bool:
-    """Return True if the file steps an optimizer in another function, which this one may call."""
-    return any(file.scope(one) is not scope for one in calls(file.tree, "step"))
 
 
 def _losses(scope: Scope, until: ast.stmt, of: ast.stmt | None = None) -> list[ast.expr]:

@@ -30,6 +30,7 @@ from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
 from noclobber.model.operators import SPLITS
 from noclobber.syntax.names import (
     called,
+    dotted,
     has_stars,
     is_given,
     is_own,
@@ -369,11 +370,7 @@ def _is_taken_back(file: File, call: ast.expr) -> bool:
     handed: ast.expr | None = call if isinstance(call, (ast.Call, ast.Attribute)) else None
     while handed is not None and not isinstance(handed, ast.Name):
         handed = passes_on(file, handed)
-    return handed is not None and _same_name(above.targets[0], handed)
-
-
-def _same_name(one: ast.expr, other: ast.expr) -> bool:
-    return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
+    return isinstance(handed, ast.Name) and dotted(above.targets[0]) == handed.id
 
 
 def _gives_new(file: File, function: ast.FunctionDef) -> bool:

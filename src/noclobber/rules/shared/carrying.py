@@ -95,12 +95,8 @@ def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
         if _is(target, one.name)
     ]
     again = [(file, row, target) for file, row, target in found if _computes_from_itself(row, one.name)]
-    chosen = again or [entry for entry in found if one.kind == "attribute" or _in_loop(*entry)]
+    chosen = again or [entry for entry in found if one.kind == "attribute" or entry[0].loops(entry[1])]
     return chosen if len({row for _, row, _ in chosen}) == 1 else []
-
-
-def _in_loop(file: File, row: Assignment, _: ast.expr) -> bool:
-    return bool(file.loops(row))
 
 
 def _rows(scope: ast.AST, name: str) -> Iterator[ast.AST]:
