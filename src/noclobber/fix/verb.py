@@ -258,10 +258,9 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
     fixed = Fixed(int(any(selection.is_severe(finding) for finding, _ in done.left)))
     fixed.words += [f"noclobber: searched and proven in {one}" for one in done.processes]
     for one in _together(done.repairs):
-        extra = (
-            "" if one.extra is None else f" ({'-' if one.extra < 0 else '+'}{size(abs(one.extra))} kept for backward)"
-        )
-        fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", _proof(one)]
+        sign = "-" if (one.extra or 0) < 0 else "+"
+        extra = "" if one.extra is None else f" ({sign}{size(abs(one.extra))} kept for backward)"
+        fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", f"  {one.level}: {one.proof}"]
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
         fixed.words += _indented(_diffs(patch))
@@ -274,9 +273,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
             fixed.words.append(f"    {reading.title}: {reading.gradients}")
             fixed.words += _changed(reading.patch) if reading.patch is not None else []
         fixed.words += [f"  help: {one.message}" for one in finding.suggestions]
-    shown = {
-        finding.identity() for finding in (*(one.finding for one, _ in done.unproven), *(one for one, _ in done.asked))
-    }
+    shown = {one.finding.identity() for one, _ in done.unproven} | {one.identity() for one, _ in done.asked}
     for finding, tried in [one for one in done.left if one[0].identity() not in shown]:
         fixed.words += [_line(finding), "  no proven fix" + (":" if tried else "")]
         fixed.words += [f"    {title}: {why}" for title, why in tried]
@@ -330,10 +327,6 @@ def _changed(patch: Patch) -> list[str]:
 def _indented(diffs: Sequence[str]) -> list[str]:
     """Return the lines of diffs that are unproven: for a reader, and for no program that applies patches."""
     return [f"{CHANGED}{line}" for one in diffs for line in one.split("\n")[:-1]]
-
-
-def _proof(one: Repair) -> str:
-    return f"  {one.level}: {one.proof}"
 
 
 def _summary(done: Repairs) -> str:

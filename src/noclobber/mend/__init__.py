@@ -1,1 +1,1 @@
-"""Cures: one file each. `cures.py` lists them, `shown.py` fits what is sound into a report, `fix` tries the rest."""
+"""Cures, by what they do. `cures.py` lists them, `shown.py` fits what is sound into a report, `fix` tries the rest."""

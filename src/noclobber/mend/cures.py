@@ -1,8 +1,8 @@
 """All cures, and what they give for a finding: the change that a report shows, and those that `fix` tries by running.
 
-A cure is one function in a file of its own: it says for which findings it fits, by their records and their source, its
-edits, when these are sound, and what they cost. Nothing else decides about advice. To add one, write the file and put
-its function here, and among `SOUND` if a change of it can be.
+A cure is one function: it says for which findings it fits, by their records and their source, its edits, when these are
+sound, and what they cost. Nothing else decides about advice. To add one, write it and put it here, and among `SOUND` if
+a change of it can be.
 """
 
 from __future__ import annotations
@@ -17,24 +17,17 @@ from noclobber.mend.autograd.no_grad import under_mode
 from noclobber.mend.autograd.seen_by_autograd import let_see, straight_through
 from noclobber.mend.change import LAST_RESORT, Change, Mend
 from noclobber.mend.copies.checkpointed_regions import run_alike
-from noclobber.mend.copies.clone_first import into_clone
+from noclobber.mend.copies.clone_first import argument_cloned, into_clone, value_cloned
 from noclobber.mend.copies.clone_for_reader import kept_as_clone
-from noclobber.mend.copies.clone_given import argument_cloned, value_cloned
-from noclobber.mend.copies.own_bytes import expanded, not_shared, recorded_views
-from noclobber.mend.copies.own_copies import local_copy, on_copies
-from noclobber.mend.copies.read_tensors import from_clone
-from noclobber.mend.copies.vmapped import made_from_mapped
-from noclobber.mend.flags import without_flag
-from noclobber.mend.in_place import written_in_place
+from noclobber.mend.copies.own_bytes import expanded, made_from_mapped, not_shared, recorded_views
+from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
+from noclobber.mend.flags import without_flag, written_in_place
 from noclobber.mend.new_tensors.new_tensor import written_anew
 from noclobber.mend.new_tensors.returned import given_new
-from noclobber.mend.new_tensors.row_lists import as_lists
-from noclobber.mend.new_tensors.view_writes import views
+from noclobber.mend.new_tensors.view_writes import as_lists, views
 from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_writes import hook_later, put_off
-from noclobber.mend.order.steps import reordered
-from noclobber.mend.order.steps_in_functions import across
-from noclobber.mend.order.summed_losses import summed
+from noclobber.mend.order.steps import across, reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
 from noclobber.model.finding import Finding
 

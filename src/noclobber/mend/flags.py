@@ -12,19 +12,20 @@ Tried are the flags of modules that are named alike, those of a library's module
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from noclobber.mend.change import Change
 from noclobber.mend.holders.holding import holds_alone, is_new
-from noclobber.mend.holders.making import module_writes, parts_of
-from noclobber.mend.holders.resolving import module_called
+from noclobber.mend.holders.making import module_called, module_writes, parts_of
 from noclobber.mend.holders.seen import holders_at
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit, Finding
+from noclobber.model.hints import Opportunity
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
-from noclobber.syntax.names import arguments, called, dotted, is_read_again, keyword
+from noclobber.syntax.in_place import in_place, with_flag
+from noclobber.syntax.names import arguments, called, calls, dotted, is_read_again, keyword, last_name
 from noclobber.syntax.tree import File, Place, starts, walk
-from noclobber.syntax.writes import is_flagged, write_at, writes
+from noclobber.syntax.writes import FLAG_AT, is_flagged, write_at, writes
 
 _OF_OP = {
     "relu_": {"ReLU"}, "hardtanh_": {"ReLU6", "Hardtanh"}, "clamp_": {"ReLU6", "Hardtanh"},
@@ -78,20 +79,16 @@ def _without(modules: int) -> str:
 def _unsynced(scene: Scene) -> Iterator[Change]:
     """`broadcast_buffers=False` for DistributedDataParallel."""
     for file in scene.files():
-        for one in walk(file.tree, ast.Call):
-            wraps = called(one) in ("DistributedDataParallel", "DDP") and bool(one.args or one.keywords)
-            if wraps and keyword(one, "broadcast_buffers") is None:
+        for one in calls(file.tree, "DistributedDataParallel", "DDP"):
+            if arguments(one) and keyword(one, "broadcast_buffers") is None:
                 edit = with_argument(file, one, "broadcast_buffers=False")
                 yield Change("do not broadcast the buffers", (edit,), 2, Cure.FLAG)
 
 
-def _calls_of(file: File, call: ast.Call) -> Iterable[ast.Call]:
+def _calls_of(file: File, call: ast.Call) -> list[ast.Call]:
     """All calls of what a call calls."""
-    wanted = ast.dump(call.func)
-    around = file.class_of(call) if isinstance(call.func, ast.Attribute) else file.tree
-    for one in ast.walk(around or file.tree):
-        if isinstance(one, ast.Call) and ast.dump(one.func) == wanted:
-            yield one
+    around = file.class_of(call) if isinstance(call.func, ast.Attribute) else None
+    return [one for one in calls(around or file.tree, called(call)) if ast.dump(one.func) == ast.dump(call.func)]
 
 
 def _fits(finding: Finding, file: File, call: ast.Call, writes: bool) -> bool:
@@ -112,10 +109,8 @@ def _is_last_use(finding: Finding, file: File, call: ast.Call, argument: ast.exp
         return False
     if not holds_alone(file, argument.id, write, argument, holders_at(finding, file, write)):
         return False
-    bound = isinstance(write, ast.Assign) and len(write.targets) == 1 and write.value is call
-    if bound and isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name):
-        return write.targets[0].id == argument.id or not is_read_again(file, argument.id, write)
-    return not is_read_again(file, argument.id, write)
+    bound = [dotted(one) for one in write.targets] if isinstance(write, ast.Assign) and write.value is call else []
+    return bound == [argument.id] or not is_read_again(file, argument.id, write)
 
 
 def dropped(file: File, call: ast.Call) -> Edit | None:
@@ -138,31 +133,33 @@ def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
         if called(one)[:1].isupper() and is_flagged(one)
     ]
     classes = set().union(*(_OF_OP.get(op, set()) for op in scene.ops()))
-    names = {name for place in places for name in modules_called(place)}
-    named = [(file, one) for file, one in built if names_of_module(file, one) & names]
+    named = _called_at(built, places)
     alike = [(file, one) for file, one in built if called(one) in classes]
     both = [one for one in named if one in alike]
-    for some in dict.fromkeys(tuple(one) for one in (both, named, alike, built)):
-        edits = tuple(edit for file, one in some if (edit := dropped(file, one)) is not None)
-        if edits:
-            yield Change(_without(len(edits)), edits, 1 + (len(edits) > 1), Cure.FLAG)
+    for edits in _edits((both, named, alike, built), dropped):
+        yield Change(_without(len(edits)), edits, 1 + (len(edits) > 1), Cure.FLAG)
     if not built:
         for place in places:
             yield from _switched_off(place)
 
 
-def modules_called(place: Place) -> set[str]:
-    """The names by which modules are called in the statement of a place: {"act"} for `h = self.act(h)`."""
-    calls = walk(place.node if isinstance(place.node, ast.Call) else place.row, ast.Call)
-    return {name for one in calls if (name := called(one))}
+_Built = list[tuple[File, ast.Call]]
 
 
-def names_of_module(file: File, call: ast.Call) -> set[str]:
-    """The name that a module is assigned to, where it is built there: {"act"} for `self.act = nn.ReLU(...)`."""
-    statement = file.statement(call)
-    if not isinstance(statement, ast.Assign):
-        return set()
-    return {dotted(one).rpartition(".")[2] for one in statement.targets if dotted(one)}
+def _called_at(built: _Built, places: list[Place]) -> _Built:
+    """Those of some modules that are assigned to a name by which a statement calls one: `self.act = nn.ReLU(...)` where
+    it is `h = self.act(h)`."""
+    nodes = [place.node if isinstance(place.node, ast.Call) else place.row for place in places]
+    names = {called(one) for node in nodes for one in walk(node, ast.Call)} - {""}
+    targets = [(file, one, getattr(file.statement(one), "targets", ())) for file, one in built]
+    return [(file, one) for file, one, own in targets if names.intersection(map(last_name, own))]
+
+
+def _edits(groups: Iterable[_Built], edit: Callable[[File, ast.Call], Edit | None]) -> Iterator[tuple[Edit, ...]]:
+    """The edits of each group of modules that has any, each group once."""
+    for some in dict.fromkeys(map(tuple, groups)):
+        if edits := tuple(found for file, one in some if (found := edit(file, one)) is not None):
+            yield edits
 
 
 def _switched_off(place: Place) -> Iterator[Change]:
@@ -182,3 +179,29 @@ def _switched_off(place: Place) -> Iterator[Change]:
             edit = after(file, one, *loop)
             if edit is not None and file.indent(one) is not None:
                 yield Change(f"switch `inplace` off in the modules of `{name}`", (edit,), 2, Cure.FLAG)
+
+
+def written_in_place(scene: Scene) -> Iterator[Change]:
+    """The operator of a hint as one that writes, or the module that calls it with its flag."""
+    hint = scene.finding.event
+    if not isinstance(hint, Opportunity):
+        return
+    for place in scene.places("write")[:1]:
+        if hint.spelling.how == "module":
+            yield from _flagged(scene, place, hint.spelling.name)
+            continue
+        for one in in_place(place, hint.op, hint.argument, hint.spelling, numbers=hint.numbers):
+            yield Change("write in place", (one.edit,), 1)
+
+
+def _flagged(scene: Scene, place: Place, name: str) -> Iterator[Change]:
+    """Builders of the modules of a class that are called at a place, with the flag: those of that name, then all."""
+    built = [(file, one) for file in scene.files() for one in calls(file.tree, name)]
+    for edits in _edits((_called_at(built, [place]), built), _with_flag):
+        more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
+        yield Change(f"build this module with `inplace=True`{more}", edits, len(edits))
+
+
+def _with_flag(file: File, call: ast.Call) -> Edit | None:
+    most = FLAG_AT.get(called(call), len(call.args))
+    return with_flag(file, call) if len(call.args) <= most and not is_flagged(call) else None

@@ -11,7 +11,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding, Role
 from noclobber.model.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
-from noclobber.model.source import Owner, Site, owner_of, source_text
+from noclobber.model.source import Owner, Span, owner_of, source_text
 from noclobber.syntax.names import optimizer_of
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
@@ -46,18 +46,13 @@ class Scene:
 
     def places(self, *roles: Role) -> list[Place]:
         """The places of the labels of some roles, in the order of the labels. A decorator's `@` is no place."""
-        found = []
-        for one in self.finding.labels:
-            file = self.file(one.span.path) if one.role in roles else None
-            node = file.at(one.span) if file is not None else None
-            if file is not None and isinstance(node, Placed):
-                found.append(Place(file, node))
-        return found
+        found = [self.at(one.span) for one in self.finding.labels if one.role in roles]
+        return [one for one in found if one is not None]
 
-    def at(self, site: Site) -> Place | None:
-        """The place of a site."""
-        file = self.file(site.code.co_filename)
-        node = file.at(site.span()) if file is not None else None
+    def at(self, span: Span) -> Place | None:
+        """The place of a span."""
+        file = self.file(span.path)
+        node = file.at(span) if file is not None else None
         return Place(file, node) if file is not None and isinstance(node, Placed) else None
 
     def place(self, role: Role) -> Place | None:
@@ -115,16 +110,6 @@ class Scene:
         return self.finding.code == "NC307"
 
     @property
-    def is_mapped(self) -> bool:
-        """Whether PyTorch refuses the write because each sample of a `vmap` has a value of its own."""
-        return self.finding.code == "NC310"
-
-    @property
-    def is_disjoint(self) -> bool:
-        """Whether the bytes that are read were not among those that were written."""
-        return self.finding.code == "NC102"
-
-    @property
     def is_hidden(self) -> bool:
         """Whether the text of a write goes through `.data`, to what is no weight or buffer."""
         return self.kind == "tensor" and any(True for write in self.writes() for _ in hides(write.target))
@@ -162,14 +147,8 @@ class Scene:
         under the old name is a change as well, but for what a policy keeps.
         """
         told = isinstance(self.finding.event, (Clobber, Refusal, Drift, Overwritten, LostHook)) and not self.is_unseen
-        return (
-            told
-            and not self.is_foreign
-            and not self.is_hidden
-            and not self.drifts
-            and not self.is_freed
-            and self.kind != "parameter"
-        )
+        aside = self.kind == "parameter" or self.is_foreign or self.is_freed or self.drifts
+        return told and not aside and not self.is_hidden
 
     @property
     def drifts(self) -> bool:
@@ -203,7 +182,8 @@ class Scene:
     def lines_written(self, file: File) -> set[int]:
         """The lines of the writes; 0 for a line of another file, or an unknown line."""
         spans = [one.site.span() if one.site is not None else None for one in self.finding.writes]
-        return {one.line if one is not None and _is_of(one.path, file) else 0 for one in spans}
+        real = os.path.realpath(file.path)
+        return {one.line if one is not None and os.path.realpath(one.path) == real else 0 for one in spans}
 
     def ops(self) -> list[str]:
         """The writing operators without their namespace: ["add_"]; the step of an optimizer as "SGD.step"."""
@@ -240,10 +220,6 @@ def _imported(file: File) -> Iterator[str]:
 def hides(target: ast.expr | None) -> list[ast.Attribute]:
     """The `t.data` in a target."""
     return [one for one in walk(target, ast.Attribute) if one.attr == "data"] if target is not None else []
-
-
-def _is_of(path: str, file: File) -> bool:
-    return path == file.path or os.path.realpath(path) == os.path.realpath(file.path)
 
 
 def is_of_intent(finding: Finding) -> bool:

@@ -69,9 +69,8 @@ class _Words:
     def __init__(self, finding: Finding, write: Write, text: WriteSyntax | None) -> None:
         self.finding, self.write, self.text = finding, write, text
         self.op, self.form = op_in_words(write.op), text.form if text is not None else Form.OTHER
-        self.kind = (
-            write.tensor.kind if isinstance(finding.event, Drift) or finding.tensor is None else finding.tensor.kind
-        )
+        about = write.tensor if isinstance(finding.event, Drift) or finding.tensor is None else finding.tensor
+        self.kind = about.kind
 
     def all(self) -> tuple[Suggestion, ...]:
         save, write = self.finding.save, self.write
@@ -232,10 +231,8 @@ class _Words:
         if chosen:
             return Suggestion(f"choose instead of writing: {chosen} makes a new tensor", cure=Cure.OUT_OF_PLACE)
         tensor = self.finding.tensor or self.write.tensor
-        words, named = (
-            f"`{base} = {base}.clone()`" if base else "clone it",
-            f"`{base}`" if base else name_in_words(tensor),
-        )
+        named = f"`{base}`" if base else name_in_words(tensor)
+        words = f"`{base} = {base}.clone()`" if base else "clone it"
         return Suggestion(f"write into a clone: {words} before this assignment to {named}", cure=Cure.CLONE_FIRST)
 
 

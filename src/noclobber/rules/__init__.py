@@ -4,7 +4,8 @@ A rule module holds
 - its docstring: the page that `noclobber explain CODE` prints, with a bad and a good example. Its first line begins
   with the code and the name: `NC101 stale-save: `;
 - `SEVERITY`, for a rule whose findings are no errors;
-- `find(event) -> Account | None`: a pure function; None if the rule does not explain this event;
+- `find(event) -> Finding | None`: a pure function; None if the rule does not explain this event. The finding has no
+  rule yet;
 - `MESSAGES`, if it explains an error of PyTorch: patterns of its texts, of this and older releases.
 
 A rule about a refused write needs only its page and `TEXTS`: what is said of each text of PyTorch
@@ -17,17 +18,13 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from noclobber.model.finding import Finding
 from noclobber.model.page import Page
 from noclobber.model.silent import Event
-
-if TYPE_CHECKING:
-    from noclobber.rules.shared.account import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Rule(Page):
     """A page, and the function that finds what the page is about."""
 
     messages: Sequence[re.Pattern[str]]
-    find: Callable[[Event], Account | None]
+    find: Callable[[Event], Finding | None]
 
 
 @cache
@@ -61,17 +58,8 @@ def explain(event: Event) -> Finding | None:
     """Return the finding of the first rule that explains an event; None if no rule does."""
     for rule in catalogue():
         if (found := rule.find(event)) is not None:
-            finding = Finding(
-                rule.code,
-                rule.name,
-                rule.severity,
-                found.headline,
-                found.labels,
-                cause=found.cause,
-                notes=found.notes,
-                suggestions=found.suggestions,
-            )
-            return finding.about(found.event or event)
+            named = replace(found, code=rule.code, rule=rule.name, severity=rule.severity)
+            return named.about(found.event or event)
     return None
 
 

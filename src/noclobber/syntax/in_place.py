@@ -12,19 +12,9 @@ from noclobber.model.operators import ACTIVATIONS
 from noclobber.syntax.edits import insert, replace
 from noclobber.syntax.names import called, definition, dotted, first_name, has_stars, keyword
 from noclobber.syntax.tree import File, Place, Placed
-from noclobber.syntax.writes import ATOM, NAMESPACES, binding, is_namespace
+from noclobber.syntax.writes import ATOM, NAMESPACES, OPERATORS, PLAIN, binding, is_namespace
 
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.FloorDiv: "floor_divide",
-    ast.Mod: "remainder",
-    ast.Pow: "pow",
-}
 _COMMUTE = ("add", "mul")
-_AUGMENTED: dict[type[ast.operator], str] = {ast.Add: "+=", ast.Sub: "-=", ast.Mult: "*=", ast.Div: "/="}
 _ALIASES = {
     "absolute": "abs", "clip": "clamp", "divide": "div", "multiply": "mul", "negative": "neg", "subtract": "sub",
     "true_divide": "div",
@@ -50,7 +40,7 @@ def in_place(place: Place, op: str, argument: int, spelling: Spelling, *, number
     if spelling.how == "function":
         edit = with_flag(file, node) if isinstance(node, ast.Call) and called(node) == spelling.name else None
         return [InPlace(edit, first_argument(node))] if edit is not None else []
-    if isinstance(node, ast.BinOp) and _OPERATORS.get(type(node.op)) == op:
+    if isinstance(node, ast.BinOp) and OPERATORS[type(node.op)][2] == op:
         return list(_of_operator(file, node, op, argument, numbers))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and op == "neg":
         return [InPlace(replace(file, node, f"{_operand(file, node.operand)}.neg_()"), node.operand)]
@@ -74,12 +64,12 @@ def _of_operator(file: File, node: ast.BinOp, op: str, argument: int, numbers: b
     else:  # `k * h` calls the operator with `h` first, as `h * k` does
         sides = [(target, value) for target, value in sides if not _is_number(file, target)]
     for target, value in sides:
-        row, symbol = file.statement(node), _AUGMENTED.get(type(node.op))
-        if isinstance(row, ast.Assign) and row.value is node and len(row.targets) == 1 and symbol and dotted(target):
-            text = file.source(target)
-            if file.source(row.targets[0]) == text:
-                yield InPlace(replace(file, row, f"{text} {symbol} {file.source(value)}"), target)
-                continue
+        row, text = file.statement(node), file.source(target)
+        is_bound = isinstance(row, ast.Assign) and row.value is node and [*map(file.source, row.targets)] == [text]
+        if row is not None and is_bound and type(node.op) in PLAIN.values() and dotted(target):
+            symbol = OPERATORS[type(node.op)][0]
+            yield InPlace(replace(file, row, f"{text} {symbol}= {file.source(value)}"), target)
+            continue
         yield InPlace(replace(file, node, f"{_operand(file, target)}.{op}_({file.source(value)})"), target)
 
 

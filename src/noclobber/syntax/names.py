@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.model.operators import UNTRACKED
-from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, last_line, walk
+from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, last_line, nested, starts, walk, within
 
 Name = ast.Name | ast.Attribute
 UNRECORDING = ("no_grad", "enable_grad", "set_grad_enabled", "is_grad_enabled", "requires_grad", "requires_grad_")
@@ -47,9 +47,30 @@ def is_untracked(call: ast.Call) -> bool:
     return called(call) in UNTRACKED or dotted(call.func) in ("float", "int")  # `t.float()` is another matter
 
 
+def owner(node: ast.AST | None) -> ast.expr | None:
+    """What a method is called on: `h[0]` for `h[0].add_(x)`, `torch` for `torch.add(h, x)`; None for anything else."""
+    return node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+
+
+def calls(node: ast.AST | None, *names: str) -> list[ast.Call]:
+    """The calls in a node of functions or methods of some names: of `step` in `opt.step()`."""
+    return [one for one in walk(node, ast.Call) if called(one) in names] if node is not None else []
+
+
+def call_of(row: ast.AST | None) -> ast.Call | None:
+    """The call that a statement consists of; None for any other statement."""
+    return row.value if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) else None
+
+
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:
     """The argument of a keyword."""
     return next((one for one in call.keywords if one.arg == name), None)
+
+
+def is_given(call: ast.Call, name: str, value: bool) -> bool:
+    """Whether a call says `name=True`, or `name=False`."""
+    given = keyword(call, name)
+    return given is not None and isinstance(given.value, ast.Constant) and given.value.value is value
 
 
 def has_stars(call: ast.Call) -> bool:
@@ -60,6 +81,11 @@ def has_stars(call: ast.Call) -> bool:
 def arguments(call: ast.Call) -> list[ast.expr | ast.keyword]:
     """The arguments of a call, those without a keyword first."""
     return [*call.args, *call.keywords]
+
+
+def values(call: ast.Call) -> list[ast.expr]:
+    """What a call is given, without the keywords, those without one first."""
+    return [*call.args, *(one.value for one in call.keywords)]
 
 
 def is_true(node: ast.AST | None) -> bool:
@@ -74,7 +100,8 @@ def in_tuple(texts: Sequence[str]) -> str:
 
 def parameters(scope: Scope) -> list[str]:
     """The names of a function's parameters, as they are written; empty for a module."""
-    return [] if isinstance(scope, ast.Module) else [one.arg for one in walk(scope.args, ast.arg)]
+    own = [] if isinstance(scope, ast.Module) else ast.iter_child_nodes(scope.args)
+    return [one.arg for one in sorted((one for one in own if isinstance(one, ast.arg)), key=starts)]
 
 
 def returns_value(function: ast.AST) -> bool:
@@ -93,9 +120,43 @@ def names_used(node: ast.AST) -> set[str]:
     return own | {last_name(one) for one in named(node)}
 
 
+def targets(row: ast.stmt) -> list[ast.expr]:
+    """What an assignment binds, each part of a tuple by itself; empty for any other statement."""
+    waiting = list(row.targets) if isinstance(row, ast.Assign) else [getattr(row, "target", None)]
+    found: list[ast.expr] = []
+    while waiting:
+        target = waiting.pop(0)
+        if isinstance(target, (ast.Tuple, ast.List)):
+            waiting += target.elts
+        elif target is not None:
+            found.append(target.value if isinstance(target, ast.Starred) else target)
+    return found
+
+
 def names_bound(target: ast.AST) -> set[str]:
     """The plain names in what a loop or an assignment binds, or in an expression."""
     return {one.id for one in walk(target, ast.Name)}
+
+
+def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[ast.Name]:
+    """Where a scope itself has a plain name, in the order of the text: everywhere, or where it loads or stores it."""
+    found = (one for one in within(scope, ast.Name) if one.id == name)
+    return [one for one in found if isinstance(one.ctx, contexts or ast.expr_context)]
+
+
+def is_own(scope: ast.AST, name: str) -> bool:
+    """Whether a variable is only that of a scope: no function in it has the name, and it is of no other scope."""
+    return not any(name in names_bound(one) for one in nested(scope)) and not is_declared(scope, name)
+
+
+def is_declared(scope: ast.AST, name: str) -> bool:
+    """Whether a scope says that a variable is not its own: `global name`, `nonlocal name`."""
+    return any(name in getattr(one, "names", ()) for one in within(scope, ast.Global, ast.Nonlocal))
+
+
+def mentions(file: File, name: str) -> list[Name]:
+    """Where a file has a name, also as the last part of a longer one."""
+    return [one for one in named(file.tree) if last_name(one) == name]
 
 
 def reads(name: str, scope: ast.AST, file: File) -> Iterator[Name]:
@@ -149,20 +210,15 @@ def made_of(names: set[str], loop: Loop) -> set[str]:
     return names
 
 
-def calls(node: ast.AST, name: str) -> bool:
-    """Whether a function or method of this name is called in a node: `step` of `opt.step()`."""
-    return any(called(one) == name for one in walk(node, ast.Call))
-
-
 def optimizer_of(statement: ast.stmt) -> str:
     """ "self.opt" for the statement `self.opt.step()`, "opts[i]" for `opts[i].step()`; empty for anything else."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or called(call) != "step" or not isinstance(call.func, ast.Attribute):
+    call = call_of(statement)
+    stepped = owner(call) if called(call) == "step" else None
+    if call is None or stepped is None:
         return ""
-    owner = call.func.value
-    owner = call.args[0] if call.args and "scaler" in dotted(owner) else owner
-    base = owner.value if isinstance(owner, ast.Subscript) else owner
-    return ast.unparse(owner) if dotted(base) and next(walk(owner, ast.Call), None) is None else ""
+    stepped = call.args[0] if call.args and "scaler" in dotted(stepped) else stepped
+    base = stepped.value if isinstance(stepped, ast.Subscript) else stepped
+    return ast.unparse(stepped) if dotted(base) and next(walk(stepped, ast.Call), None) is None else ""
 
 
 def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:
@@ -176,3 +232,37 @@ def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:
         if plain and one.lineno < getattr(at, "lineno", 0) and dotted(targets[0]) == dotted(use):
             found = one.value
     return found
+
+
+_PLAIN = ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len")
+"""Calls that keep a gradient a gradient."""
+
+
+def is_of_gradients(file: File, value: ast.expr) -> bool:
+    """Return True if a value is plain arithmetic of names, numbers and at least one gradient.
+
+    A gradient is a `.grad`, or a name that is bound to what `autograd.grad` gives without a graph of its own.
+    """
+    nodes = list(ast.walk(value))
+    plain = all(called(one) in _PLAIN for one in nodes if isinstance(one, ast.Call))
+    return plain and any(_is_gradient(file, one) for one in nodes)
+
+
+def _is_gradient(file: File, node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == "grad"
+    if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
+        return False
+    scope = file.scope(node)
+    bound = [file.statement(one) for one in uses(scope, node.id, ast.Store)]
+    return bool(bound) and node.id not in parameters(scope) and all(map(_gives_gradients, bound))
+
+
+def _gives_gradients(row: ast.stmt | None) -> bool:
+    """Whether a statement binds what `autograd.grad` gives: `g, = grad(loss, w)`."""
+    value = row.value if isinstance(row, ast.Assign) else None
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    if not isinstance(value, ast.Call) or called(value) != "grad":
+        return False
+    return keyword(value, "create_graph") is None or is_given(value, "create_graph", False)

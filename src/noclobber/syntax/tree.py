@@ -237,9 +237,10 @@ def functions(node: ast.AST) -> Iterator[Function]:
     return walk(node, *FUNCTION)
 
 
-def within(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without those of functions and classes in it."""
-    return (node for node in _below(scope) if not isinstance(node, _OWN_SCOPE))
+def within(scope: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
+    """Yield the nodes of a scope, all or those of some kinds, without those of functions and classes in it."""
+    nodes = (one for one in _below(scope) if not isinstance(one, _OWN_SCOPE))
+    return (one for one in nodes if isinstance(one, kinds or ast.AST))  # type: ignore[misc]
 
 
 def nested(scope: ast.AST) -> Iterator[ast.AST]:

@@ -12,6 +12,7 @@ from noclobber.model.operators import VIEWS, WITHOUT_TWIN
 from noclobber.syntax.edits import insert, replace, without_argument
 from noclobber.syntax.names import (
     bound_by_loop,
+    call_of,
     called,
     definition,
     dotted,
@@ -21,30 +22,31 @@ from noclobber.syntax.names import (
     is_true,
     keyword,
     last_name,
+    owner,
     parameters,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, Placed, walk
 
-_OPERATORS: dict[type[ast.operator], tuple[str, int]] = {
-    ast.BitOr: ("|", 1),
-    ast.BitXor: ("^", 2),
-    ast.BitAnd: ("&", 3),
-    ast.LShift: ("<<", 4),
-    ast.RShift: (">>", 4),
-    ast.Add: ("+", 5),
-    ast.Sub: ("-", 5),
-    ast.Mult: ("*", 6),
-    ast.Div: ("/", 6),
-    ast.FloorDiv: ("//", 6),
-    ast.Mod: ("%", 6),
-    ast.MatMult: ("@", 6),
-    ast.Pow: ("**", 8),
+OPERATORS: dict[type[ast.operator], tuple[str, int, str]] = {
+    ast.BitOr: ("|", 1, "bitwise_or"),
+    ast.BitXor: ("^", 2, "bitwise_xor"),
+    ast.BitAnd: ("&", 3, "bitwise_and"),
+    ast.LShift: ("<<", 4, "bitwise_left_shift"),
+    ast.RShift: (">>", 4, "bitwise_right_shift"),
+    ast.Add: ("+", 5, "add"),
+    ast.Sub: ("-", 5, "sub"),
+    ast.Mult: ("*", 6, "mul"),
+    ast.Div: ("/", 6, "div"),
+    ast.FloorDiv: ("//", 6, "floor_divide"),
+    ast.Mod: ("%", 6, "remainder"),
+    ast.MatMult: ("@", 6, "matmul"),
+    ast.Pow: ("**", 8, "pow"),
 }
-"""Symbol, and how tightly it binds."""
+"""Symbol, how tightly it binds, and the method of tensors that does the same."""
 _UNARY, ATOM = 7, 9
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Dict, ast.Set, ast.JoinedStr)
-_METHODS: dict[str, type[ast.operator]] = {"add_": ast.Add, "sub_": ast.Sub, "mul_": ast.Mult, "div_": ast.Div}
-"""Methods that an operator says as well."""
+PLAIN = {f"{OPERATORS[one][2]}_": one for one in (ast.Add, ast.Sub, ast.Mult, ast.Div)}
+"""Methods that write in place, and that an operator says as well."""
 NAMESPACES = ("torch", "F", "functional")
 """The last name of what holds functions that take the tensor first and have a twin."""
 _NO_TENSORS = (*NAMESPACES, "nn", "init", "utils", "math", "np", "numpy")
@@ -123,6 +125,26 @@ def write_at(place: Place) -> WriteSyntax:
     return WriteSyntax(file, node, statement, None, None)
 
 
+def write_in(file: File, row: ast.stmt) -> WriteSyntax:
+    """The write that a simple statement makes: to an item, or by the call that gives its value."""
+    if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript):
+        return write_at(Place(file, row.targets[0]))
+    value = row.value if isinstance(row, (ast.Assign, ast.Expr, ast.Return)) else None
+    return write_at(Place(file, value or row))
+
+
+def value_of(write: WriteSyntax) -> str:
+    """The new value of all that is written, as an expression; empty where the text has none."""
+    file, row, call = write.file, write.statement, write.call
+    is_whole = isinstance(write.target, ast.Attribute) or file.source(write.target or row).endswith(("[:]", "[...]"))
+    if isinstance(row, ast.Assign) and call is None and is_whole:
+        return file.source(row.value)
+    if call is not None and called(call) == "copy_" and call is call_of(row) and call.args:
+        return file.source(call.args[0])
+    edits = out_of_place(write)
+    return edits[0].replacement.partition(" = ")[2] if len(edits) == 1 else ""
+
+
 def writes(call: ast.Call) -> bool:
     """Whether a call has the name of a writing one, `out=`, or `inplace=True`."""
     name = called(call)
@@ -141,6 +163,12 @@ def has_twin(call: ast.Call) -> bool:
 def is_namespace(owner: ast.expr) -> bool:
     """Return True if the owner of a method is a module such as `torch.nn.init`, and no tensor."""
     return first_name(owner) in _NO_TENSORS
+
+
+def is_of_loss(file: File, call: ast.Call) -> bool:
+    """Return True for a function of PyTorch, and for a loss by its class or its name: neither has weights."""
+    is_known = first_name(owner(call)) in NAMESPACES or called(definition(file, call.func, call)).endswith("Loss")
+    return is_known or any(word in called(call).lower() for word in ("loss", "criterion"))
 
 
 def is_flagged(call: ast.Call) -> bool:
@@ -287,21 +315,7 @@ def mask_of(write: WriteSyntax) -> ast.expr | None:
     return index if is_mask else None
 
 
-_MASKS = (
-    "isnan",
-    "isinf",
-    "isfinite",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-    "logical_not",
-    "logical_and",
-    "logical_or",
-    "bool",
-)
+_MASKS = "isnan isinf isfinite lt le gt ge eq ne logical_not logical_and logical_or bool".split()  # noqa: SIM905
 """Functions and methods that give a mask."""
 
 
@@ -338,7 +352,7 @@ def expression(file: File, call: ast.Call) -> str | None:
     if not has_twin(call) or not isinstance(call.func, ast.Attribute):
         return None
     plain = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
-    operator = _METHODS.get(called(call))
+    operator = PLAIN.get(called(call))
     if operator is not None and plain and dotted(call.func.value) and not is_namespace(call.func.value):
         return _operation(file, file.source(call.func.value), operator, call.args[0])
     return without_underscores(file, call, [call])
@@ -363,7 +377,7 @@ def _augmented(file: File, found: ast.AugAssign) -> str:
 
 def _operation(file: File, left: str, operator: type[ast.operator], value: ast.expr) -> str:
     """`left * value`, the value in parentheses where it needs them."""
-    symbol, strength = _OPERATORS[operator]
+    symbol, strength, _ = OPERATORS[operator]
     text = file.source(value)
     if binding(value) < (_UNARY if strength > _UNARY else strength + 1) or "\n" in text:
         text = f"({text})"
@@ -373,7 +387,7 @@ def _operation(file: File, left: str, operator: type[ast.operator], value: ast.e
 def binding(value: ast.expr) -> int:
     """Return how tightly the outermost operator of an expression binds; 0 if it always needs parentheses."""
     if isinstance(value, ast.BinOp):
-        return _OPERATORS[type(value.op)][1]
+        return OPERATORS[type(value.op)][1]
     if isinstance(value, ast.UnaryOp) and not isinstance(value.op, ast.Not):
         return _UNARY
     return ATOM if isinstance(value, _ATOMS) else 0

@@ -87,7 +87,9 @@ def fitted(finding: Finding) -> Finding:
             return ()
         with suppress(OSError, Misfit):
             files = Patch().edited(edits).before.items()
-            by_file = [(source, [one for one in edits if _is_in(one, path)]) for path, source in files]
+            by_file = [
+                (source, [one for one in edits if os.path.realpath(one.span.path) == path]) for path, source in files
+            ]
             return tuple(edit for source, some in by_file for edit in source.exact(some))
         return ()
 
@@ -103,10 +105,6 @@ def is_fixable(finding: Finding) -> bool:
 def is_own(path: str) -> bool:
     """Return True for a file of the program's own, also behind links."""
     return owner_of(path) is Owner.USER and owner_of(os.path.realpath(path)) is Owner.USER
-
-
-def _is_in(edit: Edit, path: str) -> bool:
-    return os.path.realpath(edit.span.path) == path
 
 
 def _is_current(label: Label) -> bool:

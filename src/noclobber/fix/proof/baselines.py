@@ -82,28 +82,15 @@ class Differences:
 
 
 class References:
-    """The runs of one program that give right gradients, each made once.
+    """The runs of one program that give right gradients, each made once and by an `order` that says the rest.
 
-    `after`: how many backward calls the program ends before a write is refused. `served`: the program's files as a
-    patch has them. `retaining`: whether graphs are kept for a second backward, which the program is refused.
+    Its `after`: how many backward calls the program ends before a write is refused. Its `retaining`: whether graphs are
+    kept for a second backward, which the program is refused.
     """
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        backwards: int,
-        seconds: float,
-        whole: int,
-        after: int,
-        served: dict[str, bytes],
-        *,
-        retaining: bool,
-    ) -> None:
-        self._launcher = launcher
-        self._after, self._served = after, served
-        self.retaining = retaining
+    def __init__(self, launcher: Launcher, order: Order) -> None:
+        self._launcher, self.order = launcher, order
         self._differences: dict[tuple[Kind, bool], Differences | None] = {}
-        self._backwards, self._seconds, self._whole = backwards, seconds, whole
         self._started: dict[Kind, Trial] = {}
         self._known: dict[Kind, Reference] = {}
         self._again: dict[Kind, Reference] = {}
@@ -152,7 +139,7 @@ class References:
             return self._launcher.start(replace(order, step=step, direction=direction))
 
         def loss(trial: Trial) -> dict[str, Any] | None:
-            return comparison.call_of(evidence.read(trial.result().evidence), self._after + 1)
+            return comparison.call_of(evidence.read(trial.result().evidence), self.order.after + 1)
 
         still = loss(started(0.0))
         precision = central_differences.precision_of(still) if still is not None else None
@@ -173,19 +160,8 @@ class References:
         return Reference(kind, evidence.read(result.evidence), result, _WORDS[kind])
 
     def _order(self, mode: Mode, kind: Kind) -> Order:
-        truncation: Literal["", "step", "backward"] = kind if kind in ("step", "backward") else ""
-        return Order(
-            mode,
-            self._backwards,
-            self._seconds,
-            self._whole,
-            self._served,
-            after=self._after,
-            truncation=truncation,
-            retaining=self.retaining,
-            handing=kind == "handed",
-            before=kind == "before",
-        )
+        cut: Literal["", "step", "backward"] = kind if kind in ("step", "backward") else ""
+        return replace(self.order, mode=mode, truncation=cut, handing=kind == "handed", before=kind == "before")
 
 
 def _mode(kind: Kind) -> Mode:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Literal
 
 from noclobber.model.finding import Finding
-from noclobber.model.plain import built
+from noclobber.model.plain import built, plain
 from noclobber.model.report import Report
 from noclobber.render.judged import left_out
 from noclobber.selection import Selection
@@ -136,7 +136,7 @@ class Result:
     """A place that breaks a gradient in another process, and not in this one."""
     checked: int = 0
     """How many backward calls all processes have checked to their end, of a search."""
-    unwatched: list[str] = field(default_factory=list)
+    unwatched: tuple[str, ...] = ()
     """The processes that were not watched, in words."""
     report: str = ""
     evidence: str = ""
@@ -146,36 +146,36 @@ class Result:
 
     def to_json(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(plain(self))
 
     @staticmethod
     def from_json(text: str) -> Result:
         """Read back."""
-        document = json.loads(text)
-        document["ended"] = Ended(document["ended"])
-        return Result(**document)
+        result: Result = built(Result, json.loads(text))
+        return result
+
+    def _reported(self) -> Report:
+        return Report.from_json(self.report) if self.report else Report(())
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was found of severity error or warning."""
-        found = Report.from_json(self.report).findings if self.report else ()
-        return tuple(one for one in found if one.severity != "hint")
+        return tuple(one for one in self._reported().findings if one.severity != "hint")
 
     @property
     def left_out(self) -> str:
         """How many findings do not count, and why; empty if all count."""
-        return left_out(Report.from_json(self.report)) if self.report else ""
+        return left_out(self._reported())
 
     @property
     def hints(self) -> tuple[Finding, ...]:
         """What a run for hints says about memory."""
-        found = Report.from_json(self.report).findings if self.report else ()
-        return tuple(one for one in found if one.code == "NC901")
+        return tuple(one for one in self._reported().findings if one.code == "NC901")
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """What a run under watch could not see."""
-        return Report.from_json(self.report).coverage.unseen if self.report else ()
+        return self._reported().coverage.unseen
 
     @property
     def went_through(self) -> bool:

@@ -234,7 +234,7 @@ class Trial:
         ]
         result.elsewhere = next((f"{one.code} at {place(one.primary.span)}" for one in others if one.primary), "")
         result.checked = report.coverage.backwards
-        result.unwatched = [f"`{one.typed()}`" for one in report.processes if one.why]
+        result.unwatched = tuple(f"`{one.typed()}`" for one in report.processes if one.why)
 
     def _wait(self, is_enough: Callable[[], bool]) -> int | None:
         """Wait for the end of the first process, and end all; return its status, None if it had not ended."""

@@ -52,14 +52,9 @@ class Repairs:
 
     def and_more(self, more: Repairs) -> Repairs:
         """Return this with what was then done for another process, by a patch that goes on from this one."""
-        return Repairs(
-            more.patch,
-            [*self.repairs, *more.repairs],
-            [*self.left, *more.left],
-            [*self.unproven, *more.unproven],
-            [*self.asked, *more.asked],
-            [*self.processes, *more.processes],
-        )
+        for name in ("repairs", "left", "unproven", "asked", "processes"):
+            getattr(more, name)[:0] = getattr(self, name)
+        return more
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,8 @@ class _Attempt:
 
     def ordered(self) -> list[_Tried]:
         """Return the best first: by cost if every gradient was compared, else the likeliest first."""
-        clean = (
-            _ranked(self.clean) if self._can_choose() else sorted(self.clean, key=lambda one: one.verdict.comparable)
-        )
+        likeliest = sorted(self.clean, key=lambda one: one.verdict.comparable)
+        clean = _ranked(self.clean) if self._can_choose() else likeliest
         return clean + [one for one in self.proven if not one.verdict.clean]
 
     def is_enough(self, following: Change) -> bool:

@@ -51,8 +51,8 @@ class Prover:
         self.search = search
         self.calls = max(backwards, (search.found_at or 1) - 1 + backwards)
         """How many backward calls each run makes, at most."""
-        self.as_it_is = References(launcher, self.calls, seconds, backwards, 0, {}, retaining=False)
         self._stages: list[Stage] = []
+        self.as_it_is = References(launcher, self._order("reference", Patch()))
         self._doubled: dict[object, list[dict[str, Any]]] = {}
 
     @property
@@ -78,7 +78,7 @@ class Prover:
             self._stages.append(self._stage(codes, after, before))
         else:
             last.codes |= codes
-            if "NC104" in codes and not last.references.retaining:
+            if "NC104" in codes and not last.references.order.retaining:
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
             self._stages[-1].references.start(kind)
@@ -86,8 +86,8 @@ class Prover:
     def _stage(self, codes: set[str], after: int, before: Patch) -> Stage:
         references = self.as_it_is
         if after or before.after or "NC104" in codes:
-            how = self._launcher, self.calls, self._seconds, self._whole
-            references = References(*how, after, before.served, retaining="NC104" in codes)
+            order = replace(self._order("reference", before), after=after, retaining="NC104" in codes)
+            references = References(self._launcher, order)
         return Stage(references, codes, after, before)
 
     def start(self, patch: Patch, mode: Mode = "watch") -> Trial:
@@ -95,14 +95,8 @@ class Prover:
         return self._launcher.start(self._order(mode, patch))
 
     def _order(self, mode: Mode, patch: Patch) -> Order:
-        return Order(
-            mode,
-            self.calls,
-            self._seconds,
-            self._whole,
-            patch.served,
-            after=max((one.after for one in self._stages), default=0),
-        )
+        after = max((one.after for one in self._stages), default=0)
+        return Order(mode, self.calls, self._seconds, self._whole, patch.served, after=after)
 
     def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, way: Way = "same") -> Verdict:
         """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`.

@@ -9,9 +9,9 @@ from noclobber.mend.change import Change
 from noclobber.mend.scene import Scene
 from noclobber.model.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
-from noclobber.syntax.names import called, dotted, parameters
-from noclobber.syntax.tree import FUNCTION, File, walk
-from noclobber.syntax.writes import out_of_place
+from noclobber.syntax.names import calls, dotted, parameters
+from noclobber.syntax.tree import FUNCTION, walk
+from noclobber.syntax.writes import OPERATORS, PLAIN, out_of_place
 
 
 def marked_dirty(scene: Scene) -> Iterator[Change]:
@@ -21,7 +21,7 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
         own = parameters(scope)
         if not isinstance(scope, FUNCTION) or not own or write.name not in own or own[0] != "ctx":
             continue
-        marks = [one for one in walk(scope, ast.Call) if called(one) == "mark_dirty"]
+        marks = calls(scope, "mark_dirty")
         edit = before(file, write.statement, f"{own[0]}.mark_dirty({write.name})")
         if edit is not None and not marks:
             yield Change(f"declare the write: `mark_dirty({write.name})`", (edit,), 2)
@@ -54,18 +54,10 @@ def saved_for_backward(scene: Scene) -> Iterator[Change]:
 
 def tangent_in_place(scene: Scene) -> Iterator[Change]:
     """A `jvp` that writes the tangent in place, as `forward` the input: `return t.mul_(2)` for `return t * 2`."""
-    methods = {ast.Mult: "mul_", ast.Add: "add_", ast.Sub: "sub_", ast.Div: "div_"}
     for file in scene.files() if scene.is_refused else ():
         for one in walk(file.tree, ast.Return):
             value = one.value
-            if _method_around(file, one) != "jvp" or not isinstance(value, ast.BinOp) or not dotted(value.left):
-                continue
-            if type(value.op) in methods:
-                text = f"{file.source(value.left)}.{methods[type(value.op)]}({file.source(value.right)})"
+            in_jvp = getattr(file.scope(one), "name", "") == "jvp"
+            if in_jvp and isinstance(value, ast.BinOp) and dotted(value.left) and type(value.op) in PLAIN.values():
+                text = f"{file.source(value.left)}.{OPERATORS[type(value.op)][2]}_({file.source(value.right)})"
                 yield Change("write the tangent in place too", (replace(file, value, text),), 1)
-
-
-def _method_around(file: File, node: ast.AST) -> str:
-    """The name of the function around a node; empty at the top level."""
-    scope = file.scope(node)
-    return scope.name if isinstance(scope, FUNCTION) else ""

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from itertools import islice
 
 from noclobber.mend.change import Change
-from noclobber.mend.order.forwards_in_loops import steps_in_loop
+from noclobber.mend.order.forwards_in_loops import last_read
 from noclobber.mend.scene import Scene
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Carried, Refusal
 from noclobber.model.finding import Cause
 from noclobber.model.source import Site
 from noclobber.model.units import listed
-from noclobber.rules.shared.built_once import is_carried, is_renewed
+from noclobber.rules.shared.carrying import is_carried, is_renewed
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
-from noclobber.syntax.names import called, calls, dotted, is_stored, keyword, names_used
+from noclobber.syntax.names import calls, dotted, is_stored, keyword, names_bound, names_used, owner, targets
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
 
 MOST_DETACHED = 3
@@ -38,7 +38,7 @@ def detached(scene: Scene) -> Iterator[Change]:
         yield from _carried(scene)
     elif scene.steps():
         yield from islice(_handed_over(scene), MOST_DETACHED)
-    once = scene.finding.cause is Cause.BUILT_ONCE and steps_in_loop(scene)
+    once = scene.finding.cause is Cause.BUILT_ONCE and calls(last_read(scene)[1], "step")
     if scene.is_freed and not once and scene.finding.cause is not Cause.CARRIED:
         yield from _retained(scene)
 
@@ -60,7 +60,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     renewed = [is_renewed(site, one) for one in event.carried]
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
-    is_known = event.are_all_carried and all(lines) and all(renewed) and calls(loop, "step") and _ends_alike(loop)
+    is_known = event.are_all_carried and all(lines) and all(renewed) and _steps_alike(loop)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
@@ -72,10 +72,10 @@ def _carried(scene: Scene) -> Iterator[Change]:
             yield Change(title, (*more, edit), 1 + later + (more is not retained), is_sound=is_sound)
 
 
-def _ends_alike(loop: Loop) -> bool:
-    """Return True if a loop has one backward, and each turn that another one follows comes to the end of its body."""
-    backwards = [one for one in walk(loop, ast.Call) if called(one) in ("backward", "grad")]
-    return len(backwards) == 1 and next(walk(loop, ast.Continue, ast.Try), None) is None
+def _steps_alike(loop: Loop) -> bool:
+    """Return True if a loop steps and has one backward, and each turn before another comes to the end of its body."""
+    once = len(calls(loop, "backward", "grad")) == 1 and calls(loop, "step") != []
+    return once and next(walk(loop, ast.Continue, ast.Try), None) is None
 
 
 def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> str:
@@ -136,50 +136,38 @@ def _retained(scene: Scene) -> Iterator[Change]:
     if read is None:
         return
     file, scope = read.file, read.file.scope(read.row)
-    calls = [one for one in walk(scope, ast.Call) if called(one) == "backward" and not keyword(one, "retain_graph")]
-    earlier, inside = [one for one in calls if one.lineno < read.row.lineno], list(walk(read.row, ast.Call))
-    own = [one for one in calls if one not in earlier and one in inside]
+    backwards = [one for one in calls(scope, "backward") if not keyword(one, "retain_graph")]
+    earlier, inside = [one for one in backwards if one.lineno < read.row.lineno], list(walk(read.row, ast.Call))
+    own = [one for one in backwards if one not in earlier and one in inside]
     event = scene.finding.event
     turns = scene.finding.cause is Cause.BUILT_ONCE and isinstance(event, Refusal) and event.repeated_root is False
     for one in [*own, *earlier[-1:]] if turns else [*earlier[-1:], *own]:
         edit = with_argument(file, one, "retain_graph=True")
-        is_sound = turns and one in own and not _may_step(file, scope)
+        # Another function of the file may step an optimizer, and this one may call it.
+        is_sound = turns and one in own and all(file.scope(each) is scope for each in calls(file.tree, "step"))
         yield Change("keep the graph for the next backward", (edit,), 1, is_sound=is_sound)
-
-
-def _may_step(file: File, scope: Scope) -> bool:
-    """Return True if the file steps an optimizer in another function, which this one may call."""
-    return any(called(one) == "step" and file.scope(one) is not scope for one in walk(file.tree, ast.Call))
-
-
-def _names(target: ast.expr) -> list[str]:
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return [name for one in target.elts for name in _names(one)]
-    return [dotted(target)] if dotted(target) else []
 
 
 def _losses(scope: Scope, until: ast.stmt, of: ast.stmt | None = None) -> list[ast.expr]:
     """What the backwards before a statement (or of the statement `of`) begin from, with what defines those names."""
-    calls = [one for one in walk(of if of is not None else scope, ast.Call) if called(one) in ("backward", "grad")]
-    line = last_line(until)
-    owners = [one.func.value for one in calls if isinstance(one.func, ast.Attribute) and one.lineno <= line]
+    backwards = calls(of if of is not None else scope, "backward", "grad")
     found: list[ast.expr] = []
-    for owner in owners:
-        found.append(owner)
-        names = {one.id for one in walk(owner, ast.Name)}
-        found += [one.value for one in walk(scope, ast.Assign) if set(_names(one.targets[0])) & names]
+    for loss in (owner(one) for one in backwards if one.lineno <= last_line(until)):
+        if loss is not None:
+            names = names_bound(loss)
+            found += [loss, *(one.value for one in walk(scope, ast.Assign) if names & {*map(dotted, targets(one))})]
     return found
 
 
 def _sources(file: File, scope: Scope, values: list[ast.expr]) -> set[str]:
     """The names in expressions, with those that the definitions of these names use."""
-    names = {one.id for value in values for one in walk(value, ast.Name)}
+    names = {name for value in values for name in names_bound(value)}
     assigned = list(walk(scope, ast.Assign))
     for _ in range(3):
         for one in assigned:
-            if set(_names(one.targets[0])) & names:
+            if names.intersection(map(dotted, targets(one))):
                 names |= {each.id for each in walk(one.value, ast.Name) if _is_value(file, each)}
-    return names & {name for one in assigned for name in _names(one.targets[0])}
+    return names & {dotted(each) for one in assigned for each in targets(one)}
 
 
 def _is_value(file: File, node: ast.expr) -> bool:

@@ -20,27 +20,31 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holders.holding import arguments_of, writes_through
-from noclobber.mend.holders.making import is_function, is_method
-from noclobber.mend.holders.resolving import bound_to
+from noclobber.mend.holders.holding import writes_through
+from noclobber.mend.holders.making import bound_to, is_function, is_method
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure
 from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
+    call_of,
     called,
     dotted,
     has_torch,
+    is_of_gradients,
     is_read_after,
     is_stored,
     is_untracked,
     last_name,
-    named,
+    mentions,
+    names_bound,
+    parameters,
     returns_value,
+    uses,
+    values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, last_line, walk, within
-from noclobber.syntax.updates import is_of_gradients
-from noclobber.syntax.writes import WriteSyntax, is_namespace, write_at, writes
+from noclobber.syntax.tree import FUNCTION, File, last_line, walk
+from noclobber.syntax.writes import WriteSyntax, is_namespace, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
 _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
@@ -77,7 +81,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
 def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
     file, found, event = write.file, write.statement, scene.finding.event
-    if not (scene.is_leaf or scene.is_unrecorded) or "ctx" in arguments_of(file.scope(found)):
+    if not (scene.is_leaf or scene.is_unrecorded) or "ctx" in parameters(file.scope(found)):
         return []
     if scene.places("read"):  # the write went through, and PyTorch refuses a view later
         return []
@@ -112,8 +116,8 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
 def _is_refused_too(file: File, write: ast.stmt) -> bool:
     """Return True if PyTorch refuses another write to a leaf: it is not under `no_grad`, nor by `torch.nn.init` or
     `.data`, and changes numbers."""
-    call = write.value if isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) else None
-    if _is_guarded(file, write) or hides(write_at(Place(file, write)).target):
+    call = call_of(write)
+    if _is_guarded(file, write) or hides(write_in(file, write).target):
         return False
     return called(call) not in ("detach_", "requires_grad_") and (call is None or not is_namespace(call.func))
 
@@ -124,7 +128,7 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     """
     file, found = write.file, write.statement
     loop = next(iter(file.loops(found)), None)
-    if loop is None or any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword)):
+    if loop is None or _differentiates(file):
         return None
     grads = [one for one in walk(loop, ast.Attribute) if one.attr == "grad" and dotted(one.value) == write.name]
     if not grads or _descends(file, found) or not all(map(_only_computes, walk(loop, ast.Call))):
@@ -152,8 +156,8 @@ def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
             held = held.value
         name = last_name(held)
         if name not in ("data", "grad"):
-            mentions = [one for one in named(file.tree) if last_name(one) == name and not is_stored(file, one)]
-            yield not name or any(loop not in file.around(one) for one in mentions)
+            read = (one for one in mentions(file, name) if not is_stored(file, one))
+            yield not name or any(loop not in file.around(one) for one in read)
 
 
 def _only_computes(call: ast.Call) -> bool:
@@ -175,8 +179,7 @@ def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
         isinstance(row, ast.Assign) and isinstance(first, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     ):
         return False
-    names = {one.id for one in walk(first.value, ast.Name)}
-    is_same = write_at(Place(file, row)).name == write.name and names >= {one.id for one in walk(row.value, ast.Name)}
+    is_same = write_in(file, row).name == write.name and names_bound(first.value) >= names_bound(row.value)
     return is_same and all(map(_only_computes, walk(row.value, ast.Call)))
 
 
@@ -195,20 +198,16 @@ def _sets(file: File, name: str, row: ast.stmt) -> bool:
     """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     numbers = stores and isinstance(row, ast.Assign) and _is_number(file, row.value)
-    return (numbers or _is_update(file, row)) and write_at(Place(file, row)).name == name
+    return (numbers or _is_update(file, row)) and write_in(file, row).name == name
 
 
 def _sets_leaf(file: File, row: ast.stmt) -> bool:
     """Return True if a statement sets to numbers what the file makes as a parameter: PyTorch refuses it next."""
     if hasattr(row, "body"):
         return False
-    write = write_at(Place(file, row))
-    return (
-        write.base is not None
-        and not hides(write.target)
-        and _is_parameter(file, write.base, row)
-        and _sets(file, write.name, row)
-    )
+    write = write_in(file, row)
+    is_leaf = write.base is not None and not hides(write.target) and _is_parameter(file, write.base, row)
+    return is_leaf and _sets(file, write.name, row)
 
 
 def _is_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
@@ -225,19 +224,19 @@ def _is_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
 
 def _is_update(file: File, write: ast.stmt) -> bool:
     """Return True if a statement writes in place a value of gradients and numbers only."""
-    values = _values(write)
-    if not values:
-        return values is not None and isinstance(write, ast.Expr) and called(write.value) == "zero_"
+    given = _values(write)
+    if not given:
+        return called(call_of(write)) == "zero_"
     if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
-        return all(is_of_gradients(file, one) for one in values)
-    by_numbers = isinstance(write, ast.Expr) and called(write.value) in _OF_NUMBERS
-    return all(by_numbers or is_of_gradients(file, one) or _is_number(file, one) for one in values)
+        return all(is_of_gradients(file, one) for one in given)
+    by_numbers = called(call_of(write)) in _OF_NUMBERS
+    return all(by_numbers or is_of_gradients(file, one) or _is_number(file, one) for one in given)
 
 
 def _descends(file: File, write: ast.stmt) -> bool:
     """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
-    values = _values(write)
-    return bool(values) and all(is_of_gradients(file, one) for one in values or ())
+    given = _values(write)
+    return bool(given) and all(is_of_gradients(file, one) for one in given)
 
 
 def _clears(row: ast.stmt) -> bool:
@@ -245,13 +244,14 @@ def _clears(row: ast.stmt) -> bool:
     return bool(re.fullmatch(r"\S+\.grad(\.zero_\(\)| = None)", ast.unparse(row)))
 
 
-def _values(write: ast.stmt) -> list[ast.expr] | None:
-    """Return the values that an in-place statement writes; None if it is no in-place write."""
+def _values(write: ast.stmt) -> list[ast.expr]:
+    """Return the values that an in-place statement writes; none if it is no in-place write."""
     if isinstance(write, ast.AugAssign):
         return [write.value]
-    if isinstance(write, ast.Expr) and isinstance(write.value, ast.Call) and called(write.value) in _METHODS:
-        return [*write.value.args, *(one.value for one in write.value.keywords if one.arg != "alpha")]
-    return None
+    call = call_of(write)
+    if call is None or called(call) not in _METHODS:
+        return []
+    return [*call.args, *(one.value for one in call.keywords if one.arg != "alpha")]
 
 
 def is_average(write: ast.stmt) -> bool:
@@ -269,16 +269,10 @@ def _is_number(file: File, value: ast.expr) -> bool:
         return isinstance(value.func, ast.Attribute) and last_name(value.func.value) in ("math", "random")
     if isinstance(value, ast.Name):
         scope = file.scope(value)
-        bound = [one for one in (*within(scope), *within(file.tree)) if _binds(one, value.id)]
+        bound = [file.above[one] for at in (scope, file.tree) for one in uses(at, value.id, ast.Store)]
         plain = all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) for one in bound)
-        return bool(bound) and plain and value.id not in arguments_of(scope)
+        return bool(bound) and plain and value.id not in parameters(scope)
     return isinstance(value, ast.Constant)
-
-
-def _binds(node: ast.AST, name: str) -> bool:
-    stored = isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr))
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-    return stored and any(isinstance(one, ast.Name) and one.id == name for one in targets)
 
 
 def _is_guarded(file: File, write: ast.stmt) -> bool:
@@ -296,15 +290,17 @@ def _may_be_update(write: WriteSyntax, kind: str) -> bool:
     Where the program differentiates through its own updates (`create_graph`), it is none.
     """
     file, value, text = write.file, _value(write), write.file.source(write.statement)
-    differentiates = any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword))
-    if differentiates and ".grad" not in text:
+    if ".grad" not in text and _differentiates(file):
         return False
     if kind == "parameter" or ".grad" in text or (value is not None and is_of_gradients(file, value)):
         return True
-    given: list[ast.expr] = [value] if value is not None else []
-    if isinstance(value, ast.Call) and writes(value):
-        given = [*value.args, *(one.value for one in value.keywords)]
-    return not any(True for one in given for _ in walk(one, ast.Name))
+    given = values(value) if isinstance(value, ast.Call) and writes(value) else [value] if value is not None else []
+    return not any(map(names_bound, given))
+
+
+def _differentiates(file: File) -> bool:
+    """Whether the program differentiates through its own gradients."""
+    return any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword))
 
 
 def _is_tracked(write: WriteSyntax) -> bool:
@@ -325,10 +321,10 @@ def _value(write: WriteSyntax) -> ast.expr | None:
 
 
 def _goes_on(file: File, name: str, row: ast.stmt) -> bool:
-    call = row.value if isinstance(row, ast.Expr) else None
+    call = call_of(row)
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
-    calls = isinstance(call, ast.Call) and writes(call) and not called(call).endswith("requires_grad_")
+    calls = call is not None and writes(call) and not called(call).endswith("requires_grad_")
     if not (stores or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
         return False
-    other = write_at(Place(file, row))
+    other = write_in(file, row)
     return other.name == name or _may_be_update(other, "")

@@ -15,9 +15,9 @@ from noclobber.mend.scene import Scene, hides
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
 from noclobber.syntax.edits import replace, undecorated
-from noclobber.syntax.names import called, dotted, has_stars, in_tuple, is_read_again, last_name
+from noclobber.syntax.names import dotted, has_stars, in_tuple, is_read_again, last_name
 from noclobber.syntax.tree import FUNCTION, WITH, With, walk
-from noclobber.syntax.writes import WriteSyntax, is_in_vain, out_of_place
+from noclobber.syntax.writes import WriteSyntax, is_in_vain, out_of_place, value_of
 
 PASSING = "if the gradient should pass as if nothing had happened"
 """The meaning by which a write has no part in the gradient."""
@@ -95,10 +95,10 @@ def _functional_call(write: WriteSyntax) -> Iterator[Change]:
     """`conv.weight.data = w` and then `conv(x)` as `torch.func.functional_call(conv, {"weight": w}, (x,))`."""
     file, statement, name = write.file, write.statement, write.name
     owner, _, short = name.rpartition(".")
-    value = _value(write)
+    value = value_of(write)
     found = walk(file.scope(statement), ast.Call)
     calls = [one for one in found if owner and dotted(one.func) == owner and one.lineno > statement.lineno]
-    if value is None or not calls or any(map(has_stars, calls)):
+    if not value or not calls or any(map(has_stars, calls)):
         return
     edits = []
     for one in calls:
@@ -111,22 +111,11 @@ def _functional_call(write: WriteSyntax) -> Iterator[Change]:
 
 def straight_through(write: WriteSyntax) -> Iterator[Change]:
     """`h.data.copy_(h.round())` as `h = h + (h.round() - h).detach()`: the new values, and the gradient of the old."""
-    file, name, value = write.file, write.name, _value(write)
-    if value is None or not name or not is_read_again(file, name, write.statement):
+    file, name, value = write.file, write.name, value_of(write)
+    if not value or not name or not is_read_again(file, name, write.statement):
         return
     plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
     edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
     edits = out_of_guard(write, [edit])
     if edits is not None:
         yield Change(PASSING, edits, 1)
-
-
-def _value(write: WriteSyntax) -> str | None:
-    """The new value of a write, as an expression."""
-    file, call = write.file, write.call
-    if isinstance(write.statement, ast.Assign):
-        return file.source(write.statement.value)
-    if isinstance(write.statement, ast.Expr) and call is not None and called(call) == "copy_":
-        return file.source(call.args[0]) if call.args else None
-    edits = out_of_place(write)
-    return edits[0].replacement.partition(" = ")[2] or None if edits else None

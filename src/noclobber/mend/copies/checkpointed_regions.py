@@ -20,18 +20,20 @@ from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
 from noclobber.syntax.names import (
     called,
+    calls,
     dotted,
     has_stars,
     has_torch,
     in_tuple,
+    is_given,
     is_stored,
     keyword,
     last_name,
-    named,
+    mentions,
     reads,
 )
-from noclobber.syntax.tree import File, Function, Place, functions, walk
-from noclobber.syntax.writes import WriteSyntax, write_at
+from noclobber.syntax.tree import File, Function, functions, last_line, walk
+from noclobber.syntax.writes import WriteSyntax, write_in
 
 
 def run_alike(scene: Scene) -> Iterator[Change]:
@@ -53,7 +55,7 @@ def _run_as_before(scene: Scene) -> Iterator[Change]:
         if written or not isinstance(call, ast.Call) or called(call) != "checkpoint" or not call.args:
             continue
         flag = keyword(call, "preserve_rng_state")
-        if flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False:
+        if flag is not None and is_given(call, "preserve_rng_state", False):
             yield Change("let checkpoint restore the random state", (replace(file, flag.value, "True"),), 0)
         if keyword(call, "early_stop") is None and not any(one.arg is None for one in call.keywords):
             edit = with_argument(file, call, "early_stop=False")
@@ -79,13 +81,12 @@ def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
                 continue
             if name != short and any(True for row in body for _ in reads(short, row, file)):
                 continue
-            last = region.args.args[-1]
-            after_name = file.span(last) if last.annotation is None else None
-            if after_name is None or region.args.defaults:
+            last, end = region.args.args[-1], file.span(given[-1])
+            if last.annotation is not None or region.args.defaults:
                 continue
             edits = [
-                insert(file, after_name.end_line, after_name.end_column, f", {short}"),
-                insert(file, *_end(file, given[-1]), f", {name}.clone()"),
+                insert(file, last_line(last), file.span(last).end_column, f", {short}"),
+                insert(file, end.end_line, end.end_column, f", {name}.clone()"),
                 *(replace(file, each, short) for each in read if name != short),
             ]
             title = f"pass the region its own copy of `{name}`"
@@ -99,8 +100,8 @@ def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str
     if not _drifts_by(scene, file, name) or any(region in file.around(one.statement) for one in writes):
         return False
     places, short = {region, *(one.statement for one in writes)}, name.rpartition(".")[2]
-    mentions = [one for one in named(file.tree) if last_name(one) == short and not is_stored(file, one)]
-    return all(places & set(file.around(one)) for one in mentions)
+    read = (one for one in mentions(file, short) if not is_stored(file, one))
+    return all(places & set(file.around(one)) for one in read)
 
 
 def _drifts_by(scene: Scene, file: File, name: str) -> bool:
@@ -114,14 +115,11 @@ def _drifts_by(scene: Scene, file: File, name: str) -> bool:
 
 def _writes_own(file: File, buffer: str) -> bool:
     """Return True if the file does not make a buffer, or if an object may write its own, or give it away."""
-    makers = [one for one in walk(file.tree, ast.Call) if called(one) == "register_buffer" and one.args]
-    if all(ast.unparse(one.args[0]) != repr(buffer) for one in makers):
-        return True
+    made = [ast.unparse(given) for one in calls(file.tree, "register_buffer") for given in one.args[:1]]
     own = [one for one in walk(file.tree, ast.Attribute) if dotted(one) == f"self.{buffer}"]
     rows = [row for one in own if (row := file.statement(one)) is not None]
-    return not all(keeps_nothing(file, one, returned=False) for one in own) or any(
-        write_at(Place(file, row)).name == f"self.{buffer}" for row in rows
-    )
+    written = any(write_in(file, row).name == f"self.{buffer}" for row in rows)
+    return written or repr(buffer) not in made or not all(keeps_nothing(file, one, returned=False) for one in own)
 
 
 def _given_clones(scene: Scene) -> Iterator[Change]:
@@ -147,9 +145,7 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
         call, file = place.node, place.file
         if what is None or not isinstance(call, ast.Call) or called(call) != "checkpoint" or _region(file, call):
             continue
-        reentrant = keyword(call, "use_reentrant")
-        is_off = reentrant is not None and isinstance(reentrant.value, ast.Constant) and reentrant.value.value is False
-        if len(call.args) < 2 or has_stars(call) or not is_off:
+        if len(call.args) < 2 or has_stars(call) or not is_given(call, "use_reentrant", False):
             continue
         net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
         written = next((one.name for one in scene.writes() if one.name.rpartition(".")[0] == net), "")
@@ -186,10 +182,4 @@ def _region(file: File, call: ast.Call) -> ast.Lambda | Function | None:
         return region
     name = last_name(region)
     found = [one for one in functions(file.tree) if one.name == name]
-    mentioned = [one for one in named(file.tree) if last_name(one) == name]
-    return found[0] if len(found) == 1 and len(mentioned) == 1 else None
-
-
-def _end(file: File, node: ast.expr) -> tuple[int, int]:
-    span = file.span(node)
-    return span.end_line, span.end_column
+    return found[0] if len(found) == 1 and len(mentions(file, name)) == 1 else None

@@ -1,10 +1,13 @@
-"""Copy before the write: `h = h.clone()` on the line before it.
+"""Copy before the write, `h = h.clone()` on the line before it, or what is given to it.
 
-Sound for a view of a leaf that PyTorch refuses to write, where the function made the view and reads it later on, and
-nobody reads what it is a view of: a refused write never happened, so there is nothing to keep but values.
+Sound because a refused write never happened, so there is nothing to keep but values:
+- of a view of a leaf, where the function made the view and reads it later on, and nobody reads what it is a view of,
+- of the argument of a custom Function that may not write it, if nothing reads the original afterwards,
+- of the value, where that overlaps the written memory: it keeps its bytes from before the write.
 
 Tried is a clone before the first of the statements in a row that write the same tensor, before the loop around them,
-and where a view is made that is written. None where the write would not reach all that goes on with the tensor.
+where a view is made that is written, and for whatever writes what it is called with. None where the write would not
+reach all that goes on with the tensor.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.holding import root_of
 from noclobber.mend.holders.seen import is_seen_here_only
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure, Edit
+from noclobber.model.finding import Cause, Cure, Edit
+from noclobber.model.silent import Undeclared
 from noclobber.syntax.edits import append, cloned_before
-from noclobber.syntax.names import definition, dotted, is_read_after, names_bound, parameters
-from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, Place, ends, last_line, starts, walk, within
-from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_at, writes
+from noclobber.syntax.names import called, definition, dotted, is_read_after, names_bound, parameters, uses, values
+from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, last_line, starts, walk, within
+from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_in, writes
 
 
 def into_clone(scene: Scene) -> Iterator[Change]:
@@ -70,7 +74,7 @@ def _writes_part(file: File, statement: ast.stmt, name: str) -> bool:
     if isinstance(statement, ast.Assign):
         target = statement.targets[0]
         return isinstance(target, ast.Subscript) and dotted(base_of(target)) == name
-    earlier = write_at(Place(file, statement))
+    earlier = write_in(file, statement)
     return earlier.name == name and (isinstance(statement, ast.AugAssign) or earlier.call is not None)
 
 
@@ -103,11 +107,65 @@ def _of_own_view(write: WriteSyntax) -> Edit | None:
     name = target.value.id if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) else ""
     if not name or file.loops(found) or file.own_lines(found) is None:
         return None
-    names = [one for one in within(file.scope(found)) if isinstance(one, ast.Name)]
-    bound = [one for one in names if one.id == name and isinstance(one.ctx, ast.Store)]
+    bound = uses(file.scope(found), name, ast.Store)
     binding = file.above[bound[0]] if len(bound) == 1 else None
     root = root_of(binding.value) if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
-    later = {one.id for one in names if starts(one) >= ends(found) and isinstance(one.ctx, ast.Load)}
+    names = (one for one in within(file.scope(found), ast.Name) if isinstance(one.ctx, ast.Load))
+    later = {one.id for one in names if starts(one) >= ends(found)}
     if not isinstance(root, ast.Name) or root.id in later or name not in later:
         return None
     return cloned_before(file, found, name)
+
+
+_PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+
+
+def value_cloned(scene: Scene) -> Iterator[Change]:
+    """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`: what is read is then no longer what is written."""
+    for write in scene.writes() if scene.finding.cause is Cause.READS_TARGET else ():
+        found = write.statement
+        value = found.value if isinstance(found, (ast.Assign, ast.AugAssign)) and write.call is None else None
+        if write.call is not None and called(write.call).endswith("_") and write.call.args:
+            value = write.call.args[0]
+        if isinstance(value, _PLAIN):
+            edit, is_sound = append(write.file, value, ".clone()"), write.call is None
+            yield Change("clone the value that is read", (edit,), 0, Cure.CLONE_VALUE, is_sound)
+
+
+def argument_cloned(scene: Scene) -> Iterator[Change]:
+    """`F.apply(x)` as `F.apply(x.clone())`: of the argument of the tensor's name, else of the first one."""
+    if not (scene.may_write_anew or scene.is_leaf or isinstance(scene.finding.event, Undeclared)):
+        return
+    places = scene.places("write", "read")
+    for place in places if scene.is_refused else ():
+        call = place.node if called(place.node) == "apply" else None
+        if isinstance(call, ast.Call) and call.args and _is_last_use(place.file, call, call.args[0]):
+            edit = append(place.file, call.args[0], ".clone()")
+            yield Change("give the Function a clone", (edit,), 1, Cure.CLONE_ARGUMENT, is_sound=True)
+    for place in places:
+        call = place.file.nearest(place.node, ast.Call)
+        if call is None or writes(call) or called(call) in ("backward", "grad"):
+            continue
+        chosen = _argument(call, scene.name)
+        if chosen is not None and not isinstance(chosen, ast.Constant):
+            cost = 1 if called(call) == "apply" else 2 if place in scene.places("write") else LAST_RESORT + 3
+            edit = append(place.file, chosen, ".clone()")
+            yield Change(f"give `{called(call)}` a clone", (edit,), cost, Cure.CLONE_ARGUMENT)
+
+
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    """The argument of a call that has a dotted name, else the first one; None where that is unpacked or missing."""
+    given = values(call)
+    if not given or isinstance(given[0], ast.Starred):
+        return None
+    return next((one for one in given if name and dotted(one) == name), given[0])
+
+
+def _is_last_use(file: File, call: ast.Call, argument: ast.expr) -> bool:
+    """Return True if the result of a call is used, and nobody reads what the argument is a part of afterwards."""
+    root, statement = root_of(argument), file.statement(call)
+    plain = isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(root, ast.Name)
+    if statement is None or isinstance(statement, ast.Expr) or not plain or not isinstance(root, ast.Name):
+        return False
+    read = any(starts(one) >= ends(statement) for one in uses(file.scope(call), root.id, ast.Load))
+    return isinstance(statement, ast.Return) or not (read or file.loops(statement))

@@ -20,9 +20,8 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import arguments_of, is_new, keeps_nothing, writes_through
-from noclobber.mend.holders.making import MODULES, module_gives_new, module_writes
-from noclobber.mend.holders.resolving import function_called, module_called
+from noclobber.mend.holders.holding import is_new, keeps_nothing, writes_through
+from noclobber.mend.holders.making import MODULES, function_called, module_called, module_gives_new, module_writes
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure
@@ -30,11 +29,22 @@ from noclobber.model.operators import KEPT, NODES
 from noclobber.model.units import listed
 from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
-from noclobber.syntax.names import called, definition, dotted, has_stars, is_stored, keyword, last_name, names_used
+from noclobber.syntax.names import (
+    called,
+    calls,
+    definition,
+    dotted,
+    has_stars,
+    is_stored,
+    keyword,
+    last_name,
+    names_used,
+    owner,
+    parameters,
+)
 from noclobber.syntax.tree import File, Place, walk
-from noclobber.syntax.writes import NAMESPACES, WriteSyntax, base_of, is_flagged, is_namespace, writes
+from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
-_OPERATORS: dict[type[ast.operator], str] = {ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
 _FIRST = ("self", "input", "mat1")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
 _RESULTS = ("result", "output", "out")
@@ -50,7 +60,7 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
         return
     if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
         yield found
-    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.is_disjoint else 2
+    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.finding.code == "NC102" else 2
     cost = 5 if scene.is_refused and not scene.is_inference else cost
     field, is_result = (save.field, save.is_output) if save is not None else ("", False)
     for place in scene.places("save"):
@@ -126,8 +136,8 @@ def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:
 
 def _is_method(call: ast.Call) -> bool:
     """Whether a method is one of tensors, not a module kept as an attribute: `x.mul(y)`, not `self.net(y)`."""
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return not (dotted(owner) == "self" or (isinstance(owner, ast.Name) and owner.id[:1].isupper()))
+    of = owner(call)
+    return not (dotted(of) == "self" or (isinstance(of, ast.Name) and of.id[:1].isupper()))
 
 
 def _may_be_tensor(node: ast.expr) -> bool:
@@ -187,8 +197,8 @@ def _cuts(file: File, held: ast.Attribute) -> bool:
     goes_on = held.attr in names_used(row.value) and "detach" not in names_used(row.value)
     once = any(isinstance(one, ast.If) and held.attr in names_used(one.test) for one in file.around(row))
     name = getattr(scope, "name", "forward")
-    calls = (one for one in walk(file.tree, ast.Call) if called(one) == name)
-    runs = name == "forward" or any(getattr(file.scope(one), "name", "") != "__init__" for one in calls)
+    callers = (getattr(file.scope(one), "name", "") for one in calls(file.tree, name))
+    runs = name == "forward" or any(one != "__init__" for one in callers)
     return runs and not goes_on and not once
 
 
@@ -235,11 +245,8 @@ def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | No
 def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     if isinstance(save, ast.BinOp):
         # `2 * h` calls the operator of `h`, which is then the first operand.
-        if not _keeps_operands(_OPERATORS.get(type(save.op), ""), node) or isinstance(
-            save.left, (ast.Constant, ast.UnaryOp)
-        ):
-            return []
-        return [save.left, save.right]
+        plain = not isinstance(save.left, (ast.Constant, ast.UnaryOp))
+        return [save.left, save.right] if plain and _keeps_operands(OPERATORS[type(save.op)][2], node) else []
     if not isinstance(save, ast.Call) or has_stars(save) or is_flagged(save):
         return []
     made = module_called(file, save)
@@ -247,33 +254,30 @@ def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
         return save.args[:1] if _keeps_operands(called(made), node) else []
     if not _keeps_operands(called(save), node) or keyword(save, "out") is not None:
         return []
-    if not isinstance(save.func, ast.Attribute):
-        return []
-    if last_name(save.func.value) in NAMESPACES:
-        return list(save.args)
-    return [save.func.value, *save.args]
+    of = owner(save)
+    return [] if of is None else list(save.args) if last_name(of) in NAMESPACES else [of, *save.args]
 
 
 def _targets(file: File, call: ast.Call) -> list[ast.expr]:
     """The target that a loss of PyTorch is given, a function or a module: its second argument."""
     made, named = module_called(file, call), keyword(call, "target")
-    of_torch = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in NAMESPACES
-    if not (of_torch if made is None else called(made) in MODULES and called(made).endswith("Loss")):
+    if not (
+        last_name(owner(call)) in NAMESPACES
+        if made is None
+        else called(made) in MODULES and called(made).endswith("Loss")
+    ):
         return []
     return [named.value] if named is not None else call.args[1:2]
 
 
-_RESULT_ALONE = ("result",)
-
-
 def _keeps_operands(name: str, node: str) -> bool:
     """Return True if a function, method or module is recorded by a node that keeps what it is given."""
-    return node in NODES.get(name, ()) and KEPT.get(node) != _RESULT_ALONE
+    return node in NODES.get(name, ()) and not _keeps_result(name, node)
 
 
 def _keeps_result(name: str, node: str) -> bool:
     """Return True if it is recorded by a node that keeps the one tensor that it gives, and nothing else."""
-    return node in NODES.get(name, ()) and KEPT.get(node) == _RESULT_ALONE
+    return node in NODES.get(name, ()) and KEPT.get(node) == ("result",)
 
 
 def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
@@ -287,11 +291,9 @@ def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
 
 def _keeps_in_ctx(file: File, function: ast.FunctionDef) -> bool:
     """Return True if the forward of a Function keeps what it is given by `ctx.save_for_backward` alone."""
-    given = arguments_of(function) - {"ctx"}
+    given = {*parameters(function)} - {"ctx"}
     uses = [one for one in walk(function, ast.Name) if one.id in given and isinstance(one.ctx, ast.Load)]
-    calls = [call if isinstance(call := file.above[one], ast.Call) else None for one in uses]
-    saved = [called(call) == "save_for_backward" for call in calls]
-    return all(is_saved or keeps_nothing(file, one) for one, is_saved in zip(uses, saved, strict=True))
+    return all(called(file.above[one]) == "save_for_backward" or keeps_nothing(file, one) for one in uses)
 
 
 def _given(place: Place, scene: Scene) -> list[ast.expr]:
@@ -308,10 +310,10 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     made, function = module_called(file, save), function_called(file, save.func, save)
     if made is not None and (not module_gives_new(made) or module_writes(made)):
         return []
-    is_of_torch = isinstance(save.func, ast.Attribute) and last_name(save.func.value) in NAMESPACES
-    is_own = made is None and function is not None and arguments_of(function) >= {"ctx"} and is_new(file, save)
+    is_of_torch = last_name(owner(save)) in NAMESPACES
+    is_own = made is None and function is not None and "ctx" in parameters(function) and is_new(file, save)
     if is_own and function is not None:
-        is_own = not any(True for name in arguments_of(function) for _ in writes_through(file, function, name))
+        is_own = not any(True for name in parameters(function) for _ in writes_through(file, function, name))
         is_own &= scene.finding.save is not None and not scene.finding.save.is_output
         is_own &= _keeps_in_ctx(file, function)
     if made is None and not is_of_torch and not is_own:

@@ -5,7 +5,8 @@ them: an update by hand may mean that the forward runs again. The gradient is th
 read, and flows through the copies to them. The module is one of a library, as the save is at its call, and its name
 leads to the weight in the name of that. What shards, synchronises or compiles a module reads them in its own way.
 
-Tried is the same for buffers, and for any module; and a copy of one that another process writes.
+Tried is the same for buffers, and for any module; a copy of one that another process writes; and one clone of what a
+function reads more than once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure
+from noclobber.model.operators import VIEWS
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import (
     UNRECORDING,
@@ -26,11 +28,14 @@ from noclobber.syntax.names import (
     has_stars,
     has_torch,
     in_tuple,
+    is_stored,
     last_name,
     named,
+    names_bound,
     names_used,
+    parameters,
 )
-from noclobber.syntax.tree import FOR, File, functions
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Place, functions, last_line, walk
 from noclobber.syntax.writes import WriteSyntax, chain, writes
 
 OWN = {"parameter": "parameters", "buffer": "buffers"}
@@ -125,3 +130,48 @@ def _runs_once(file: File, call: ast.Call) -> bool:
 
 def _is_function(call: ast.Call) -> bool:
     return dotted(call.func).startswith(("torch.", "F.", "nn."))
+
+
+def from_clone(scene: Scene) -> Iterator[Change]:
+    """`memory = self.memory.clone()` before the first of several reads of `self.memory` that a write comes after."""
+    seen = set()
+    for place in scene.places("save") if scene.is_clobber and not scene.steps() else ():
+        file, scope = place.file, place.file.scope(place.row)
+        if not isinstance(scope, FUNCTION) or scope in seen:
+            continue
+        seen.add(scope)
+        reads = _reads(scene, place, scope)
+        for name in dict.fromkeys(dotted(one) for one in reads):
+            some = [one for one in reads if dotted(one) == name]
+            short = name.rpartition(".")[2]
+            first = next((one for one in scope.body if one in file.around(some[0])), scope)
+            edit = before(file, first, f"{short} = {name}.clone()")
+            if len(some) > 1 and edit is not None and short not in {*parameters(scope), *names_bound(scope)}:
+                edits = (edit, *(replace(file, one, short) for one in some))
+                yield Change(f"read from one clone of `{name}`", edits, 2, Cure.CLONE_FOR_READER)
+
+
+def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:
+    """Where the function reads, up to the write, an attribute that stands in what saves."""
+    file = place.file
+    writes = [one for one in scene.writes() if one.file is file and one.file.scope(one.statement) is scope]
+    until = min((one.statement.lineno for one in writes), default=last_line(scope) + 1)
+    named = [one for one in walk(place.node, ast.Attribute) if dotted(one).startswith("self.")]
+    saved = {dotted(one) for one in named if _is_tensor(file, one)}
+    return [
+        one
+        for row in scope.body
+        for one in walk(row, ast.Attribute)
+        if dotted(one) in saved and one.lineno < until and not is_stored(file, one)
+    ]
+
+
+def _is_tensor(file: File, node: ast.Attribute) -> bool:
+    """Whether an attribute may be a tensor, for all that the text shows: no method, and no owner but of a tensor's."""
+    above = file.above[node]
+    if isinstance(above, ast.Call):
+        return above.func is not node
+    if isinstance(above, ast.Attribute):
+        outer = file.above[above]
+        return above.attr in VIEWS or (isinstance(outer, ast.Call) and outer.func is above)
+    return True

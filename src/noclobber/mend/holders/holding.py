@@ -16,18 +16,34 @@ from noclobber.mend.holders.making import (
     KEEPING_NOTHING,
     METHODS,
     TAKING,
+    forward_of,
+    function_called,
     is_function,
     is_method,
+    module_called,
     module_gives_new,
     module_writes,
     parts_of,
     passes_on,
 )
-from noclobber.mend.holders.resolving import forward_of, function_called, module_called
 from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
 from noclobber.model.operators import SPLITS
-from noclobber.syntax.names import called, has_stars, is_stored, last_name, named, names_used
-from noclobber.syntax.tree import FOR, WITH, File, Function, Scope, ends, nested, starts, walk, within
+from noclobber.syntax.names import (
+    called,
+    dotted,
+    has_stars,
+    is_given,
+    is_own,
+    is_stored,
+    keyword,
+    last_name,
+    mentions,
+    names_used,
+    parameters,
+    uses,
+    values,
+)
+from noclobber.syntax.tree import FOR, LOOP, WITH, File, Function, Scope, ends, starts, walk, within
 from noclobber.syntax.writes import is_flagged, is_namespace, is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
@@ -57,11 +73,11 @@ def holds_alone(
     gets another tensor as well.
     """
     scope, held = file.scope(write), [name, whole] if whole else [name]
-    if any(_mentions(one, each) for one in nested(scope) for each in held) or _is_declared(scope, name):
+    if not all(is_own(scope, one) for one in held):
         return False
     if holders is not None:
         holders = [one for one in holders if one.name != whole or not is_of(one, file, write)]
-        known = {one.name for one in holders if is_of(one, file, write)} & arguments_of(scope)
+        known = {one.name for one in holders if is_of(one, file, write)} & {*parameters(scope)}
         handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
         return (
             all(_may_get_another(file, one, write, held) for one in held)
@@ -74,8 +90,7 @@ def holds_alone(
     binding, loops = leading
     if not set(_blocks_with(file, write)) <= set(_blocks_with(file, binding)):
         return False
-    names = _names(scope, name)
-    on_the_way = [one for one in names if _is_on_the_way(one, binding, write, loops)]
+    on_the_way = [one for one in uses(scope, name) if _is_on_the_way(one, binding, write, loops)]
     return all(
         _binds_new(file, one) if isinstance(one.ctx, ast.Store) else keeps_nothing(file, one)
         for one in on_the_way
@@ -86,9 +101,8 @@ def holds_alone(
 def _may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]) -> bool:
     """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
     to, beside some names, is not read again: other runs of the line may see another tensor than those looked at."""
-    bound = [one for one in _names(file.scope(write), name) if not isinstance(one.ctx, ast.Load)]
-    bound = [one for one in bound if file.statement(one) is not write]
-    if name in arguments_of(file.scope(write)) and _binding(file, name, write) is None:
+    bound = [one for one in uses(file.scope(write), name, ast.Store, ast.Del) if file.statement(one) is not write]
+    if name in parameters(file.scope(write)) and _binding(file, name, write) is None:
         if not _is_given_alone(file, name, file.scope(write)):
             return False
     elif not bound:
@@ -108,15 +122,15 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
         return False
     owner = file.class_of(function)
     if function.name == "forward" and owner is not None:
-        uses = [one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner)]
+        called_as = [one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner)]
     elif function.name in _CALLED_BY_OTHERS:
         return False
     else:
-        uses = [one for one in named(file.tree) if last_name(one) == function.name and not is_stored(file, one)]
-        if not uses:
+        called_as = [one for one in mentions(file, function.name) if not is_stored(file, one)]
+        if not called_as:
             return False
     with _asking(function) as is_first:
-        return is_first and all(_gives_alone(file, one, name, function) for one in uses)
+        return is_first and all(_gives_alone(file, one, name, function) for one in called_as)
 
 
 def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
@@ -154,7 +168,7 @@ def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bo
     if names is None or not all(is_over(file, one, row, is_written=False) for one in names):
         return False
     scope = file.scope(call)
-    handed_on = [one for one in names & arguments_of(scope) if _binding(file, one, row) is None]
+    handed_on = [one for one in names.intersection(parameters(scope)) if _binding(file, one, row) is None]
     return all(_is_given_alone(file, one, scope) for one in handed_on)
 
 
@@ -193,7 +207,7 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
     parts: list[ast.expr] = []
     if isinstance(value, ast.Call):
         run = _run_by(value)
-        parts = [*(one for one in value.args if one is not run), *(one.value for one in value.keywords)]
+        parts = [one for one in values(value) if one is not run]
     elif isinstance(value, (ast.Tuple, ast.List)):
         parts = value.elts
     elif isinstance(value, ast.IfExp):
@@ -219,46 +233,38 @@ def taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast
     return [pair for each in container.args for pair in taken_out(target, each)]
 
 
-def _names(scope: Scope, name: str) -> list[ast.Name]:
-    return [one for one in within(scope) if isinstance(one, ast.Name) and one.id == name]
-
-
 def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
     """Return the same for a gradient or a save in a `backward` or hook: no other code should see these writes.
 
     So it is enough that no other name of the function holds it.
     """
     scope = file.scope(write)
-    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
-        return False
-    names = _names(scope, name)
-    stored = [one for one in names if isinstance(one.ctx, ast.Store)]
-    if not stored and name not in arguments_of(scope):
-        return False
-    return all(_binds_new(file, one) or _is_unpacked(file, one) for one in stored) and all(
-        keeps_nothing(file, one) for one in names if isinstance(one.ctx, ast.Load)
+    stored = uses(scope, name, ast.Store)
+    return (
+        is_own(scope, name)
+        and (bool(stored) or name in parameters(scope))
+        and all(_binds_new(file, one) or _is_unpacked(file, one) for one in stored)
+        and all(keeps_nothing(file, one) for one in uses(scope, name, ast.Load))
     )
 
 
 def owns(file: File, name: str, where: ast.AST) -> bool:
     """Return True if a name holds only numbers and tensors that nothing else ever holds, in the scope of a node."""
     scope = file.scope(where)
-    if any(_mentions(one, name) for one in nested(scope)) or _is_declared(scope, name):
-        return False
-    names = _names(scope, name)
-    stored = [one for one in names if not isinstance(one.ctx, ast.Load)]
+    stored = uses(scope, name, ast.Store, ast.Del)
     return (
-        bool(stored)
-        and name not in arguments_of(scope)
+        is_own(scope, name)
+        and bool(stored)
+        and name not in parameters(scope)
         and all(_binds_new(file, one) or _binds_number(file, one) for one in stored)
-        and all(keeps_nothing(file, one, returned=False) for one in names if isinstance(one.ctx, ast.Load))
+        and all(keeps_nothing(file, one, returned=False) for one in uses(scope, name, ast.Load))
     )
 
 
 def _binds_number(file: File, name: ast.Name) -> bool:
     """`lr = 0.1`, `for step in range(9):`."""
     above = file.above[name]
-    if isinstance(above, (ast.For, ast.AsyncFor)):
+    if isinstance(above, FOR):
         return above.target is name and called(above.iter) == "range"
     return isinstance(above, ast.Assign) and is_number(above.value)
 
@@ -364,20 +370,15 @@ def _is_taken_back(file: File, call: ast.expr) -> bool:
     handed: ast.expr | None = call if isinstance(call, (ast.Call, ast.Attribute)) else None
     while handed is not None and not isinstance(handed, ast.Name):
         handed = passes_on(file, handed)
-    return handed is not None and _same_name(above.targets[0], handed)
-
-
-def _same_name(one: ast.expr, other: ast.expr) -> bool:
-    return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
+    return isinstance(handed, ast.Name) and dotted(above.targets[0]) == handed.id
 
 
 def _gives_new(file: File, function: ast.FunctionDef) -> bool:
     """Return True if a function of the file returns one new tensor that nothing else holds."""
-    if any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(function)):
-        return False
     with _asking(function) as is_first:
-        returns = [one for one in within(function) if isinstance(one, ast.Return)]
-        return is_first and bool(returns) and all(_returns_new(file, one) for one in returns)
+        returns = list(within(function, ast.Return))
+        plain = is_first and bool(returns) and next(walk(function, ast.Yield, ast.YieldFrom), None) is None
+        return plain and all(_returns_new(file, one) for one in returns)
 
 
 def _returns_new(file: File, one: ast.Return) -> bool:
@@ -389,15 +390,13 @@ def _returns_new(file: File, one: ast.Return) -> bool:
 def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
     """Return True if a function neither keeps nor writes its arguments, except what an `autograd.Function` saves."""
     with _asking(function) as is_first:
-        given = arguments_of(function) - {"self", "ctx"}
-        if not is_first or any(_mentions(one, name) for one in nested(function) for name in given):
+        given = {*parameters(function)} - {"self", "ctx"}
+        if not is_first or not all(is_own(function, name) for name in given):
             return False
-        names = [one for one in within(function) if isinstance(one, ast.Name) and one.id in given]
-        if any(True for name in given for _ in writes_through(file, function, name)):
-            return False
-        return all(
+        return not any(True for name in given for _ in writes_through(file, function, name)) and all(
             isinstance(one.ctx, ast.Store) or keeps_nothing(file, one, returned=False) or _is_saved(file, one)
-            for one in names
+            for name in given
+            for one in uses(function, name)
         )
 
 
@@ -425,15 +424,6 @@ def _is_saved(file: File, name: ast.Name) -> bool:
     return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "ctx"
 
 
-def arguments_of(scope: Scope) -> set[str]:
-    """Return the names of a function's arguments."""
-    if isinstance(scope, ast.Module):
-        return set()
-    some = scope.args
-    more = [one for one in (some.vararg, some.kwarg) if one is not None]
-    return {one.arg for one in (*some.posonlyargs, *some.args, *some.kwonlyargs, *more)}
-
-
 def root_of(value: ast.expr) -> ast.expr:
     """`h` of `h[0].view(-1).add_(1)`."""
     while isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)):
@@ -444,14 +434,6 @@ def root_of(value: ast.expr) -> ast.expr:
 def _blocks_with(file: File, node: ast.stmt) -> Iterator[ast.AST]:
     scope = file.scope(node)
     return (o for o in file.around(node) if isinstance(o, WITH) and file.scope(o) is scope)
-
-
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
-
-
-def _is_declared(scope: Scope, name: str) -> bool:
-    return any(isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names for one in within(scope))
 
 
 def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Assign, list[ast.AST]] | None:
@@ -468,7 +450,7 @@ def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Assign, list[a
                 if _binds(one, name) and not _is_taken_back(file, one.value):
                     return one, loops
         here = file.above[here]
-        if isinstance(here, (ast.For, ast.AsyncFor, ast.While)):
+        if isinstance(here, LOOP):
             loops.append(here)
     return None
 
@@ -504,11 +486,8 @@ def _is_unpacked(file: File, name: ast.Name) -> bool:
 
 def writes_through(file: File, scope: Scope, name: str) -> Iterator[ast.stmt]:
     """The statements of a scope that write in place through a name."""
-    for one in within(scope):
-        if isinstance(one, ast.Name) and one.id == name and _is_written(file, one):
-            found = file.statement(one)
-            if found is not None:
-                yield found
+    rows = (file.statement(one) for one in uses(scope, name) if _is_written(file, one))
+    return (one for one in rows if one is not None)
 
 
 def _is_written(file: File, name: ast.Name) -> bool:
@@ -537,9 +516,5 @@ def _is_written(file: File, name: ast.Name) -> bool:
         return above.arg == "out"
     if not call.args or node is not call.args[0]:
         return False
-    flagged = is_flagged(call) or any(one.arg == "inplace" and not _is_false(one.value) for one in call.keywords)
+    flagged = is_flagged(call) or (keyword(call, "inplace") is not None and not is_given(call, "inplace", False))
     return flagged or called(call).rstrip("_") != called(call) or _is_in_place(file, call)
-
-
-def _is_false(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is False

@@ -8,8 +8,8 @@ from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders
 from noclobber.model.events import without_indexes
-from noclobber.syntax.names import called, dotted, last_name
-from noclobber.syntax.tree import FOR, File, Loop, ends, starts, walk, within
+from noclobber.syntax.names import called, dotted, last_name, named, uses
+from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, starts, walk
 from noclobber.syntax.writes import can_bind
 
 _KEEPING = frozenset(
@@ -43,11 +43,10 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
     while isinstance(held, ast.Subscript):
         held = held.value
     name, scope = last_name(held), file.scope(write)
-    bound = (one for one in within(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
-    is_own = isinstance(held, ast.Name) and not isinstance(scope, ast.Module) and name in {one.id for one in bound}
+    is_own = isinstance(held, ast.Name) and isinstance(scope, FUNCTION) and bool(uses(scope, name, ast.Store))
     last = [write, *file.loops(write)][-1]
-    for one in ast.walk(scope if is_own else file.tree):
-        if not isinstance(one, (ast.Attribute, ast.Name)) or last_name(one) != name or type(one) is not type(held):
+    for one in named(scope if is_own else file.tree):
+        if last_name(one) != name or type(one) is not type(held):
             continue
         if is_own and starts(one) >= ends(last):
             continue
@@ -90,13 +89,5 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
 
 def _are_keys(loop: Loop, name: ast.expr, container: ast.expr) -> bool:
     """Return True if a loop uses what it takes out of a container to index the container: `for key in self.slots:`."""
-    used = {
-        one.slice.id
-        for one in walk(loop, ast.Subscript)
-        if isinstance(one.slice, ast.Name) and _same(one.value, container)
-    }
-    return isinstance(name, ast.Name) and name.id in used
-
-
-def _same(one: ast.expr, other: ast.expr) -> bool:
-    return bool(dotted(one)) and dotted(one) == dotted(other)
+    own = [one.slice for one in walk(loop, ast.Subscript) if dotted(one.value) == dotted(container) != ""]
+    return isinstance(name, ast.Name) and name.id in map(dotted, own)

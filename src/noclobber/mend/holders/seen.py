@@ -13,7 +13,19 @@ from noclobber.model.events import Holder, Refusal, without_indexes
 from noclobber.model.finding import Finding
 from noclobber.model.operators import SPLITS
 from noclobber.model.source import Owner, owner_of
-from noclobber.syntax.names import called, definition, dotted, is_read_after, names_bound
+from noclobber.syntax.names import (
+    call_of,
+    called,
+    definition,
+    dotted,
+    is_declared,
+    is_read_after,
+    is_stored,
+    names_bound,
+    owner,
+    targets,
+    uses,
+)
 from noclobber.syntax.tree import FOR, File, Loop, Place, ends, last_line, nested, place_of, starts, walk, within
 from noclobber.syntax.writes import WriteSyntax, base_of
 
@@ -62,13 +74,13 @@ def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) ->
     Else the write is in what the statement calls, which it may give the variable to once.
     """
     scope = file.scope(row)
-    if any(_reads(one, name) for one in nested(scope)) or _may_be_read_elsewhere(scope, name):
+    if any(_loads(one, name) for one in nested(scope)) or _may_be_read_elsewhere(scope, name):
         return False
-    if len(_reads(row, name)) > (0 if is_written else 1) and not (is_written and _writes_last(row)):
+    if len(_loads(row, name)) > (0 if is_written else 1) and not (is_written and _writes_last(row)):
         return False
     if _binds(row, name):
         return True
-    reads = [one for one in _reads_within(scope, name) if not _asks_for_shape(file, one)]
+    reads = [one for one in uses(scope, name) if not is_stored(file, one) and not _asks_for_shape(file, one)]
     if any(starts(one) >= ends(row) for one in reads):
         return False
     fresh: Loop | None = None
@@ -92,8 +104,8 @@ def _asks_for_shape(file: File, name: ast.Name) -> bool:
 
 def _writes_last(row: ast.stmt) -> bool:
     """Return True for `h += f(x)` and `h.add_(x)`, which read everything before they write."""
-    call = row.value if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) else None
-    plain = call is not None and isinstance(call.func, ast.Attribute) and next(walk(call.func, ast.Call), None) is None
+    written = owner(call_of(row))
+    plain = written is not None and next(walk(written, ast.Call), None) is None
     return isinstance(row, ast.AugAssign) or plain
 
 
@@ -102,47 +114,29 @@ def _is_in(one: ast.expr, loop: Loop) -> bool:
     return starts(loop.body[0] if isinstance(loop, FOR) else loop) <= starts(one) < ends(loop)
 
 
-def _reads(node: ast.AST, name: str) -> list[ast.Name]:
-    return [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == name and _is_read(one)]
-
-
-def _reads_within(scope: ast.AST, name: str) -> list[ast.Name]:
-    targets = {one.target for one in within(scope) if isinstance(one, ast.AugAssign)}
-    names = (one for one in within(scope) if isinstance(one, ast.Name) and one.id == name)
-    return [one for one in names if _is_read(one) or one in targets]
-
-
-def _is_read(one: ast.Name) -> bool:
-    return isinstance(one.ctx, ast.Load)
+def _loads(node: ast.AST, name: str) -> list[ast.Name]:
+    return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
 
 
 def _may_be_read_elsewhere(scope: ast.AST, name: str) -> bool:
     """Return True if the variable is one of another scope, or is read without its name."""
-    for one in within(scope):
-        if isinstance(one, (ast.Global, ast.Nonlocal)) and name in one.names:
-            return True
-        if isinstance(one, ast.Call) and called(one) in _LOOKING_AROUND and not one.args:
-            return True
-    return False
+    looking = any(called(one) in _LOOKING_AROUND and not one.args for one in within(scope, ast.Call))
+    return looking or is_declared(scope, name)
 
 
 def _binds(row: ast.stmt, name: str) -> bool:
     """Return True if a statement ends with binding the name to something: `h = f(h)`, `h, y = f(h)`."""
-    targets = row.targets if isinstance(row, ast.Assign) else []
-    parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
-    return any(isinstance(one, ast.Name) and one.id == name for one in parts)
+    return isinstance(row, ast.Assign) and name in map(dotted, targets(row))
 
 
 def _begins_anew(loop: Loop, name: str) -> bool:
     """Return True if each turn of a loop binds the name before it reads it."""
-    if isinstance(loop, FOR) and any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(loop.target)):
+    if isinstance(loop, FOR) and name in names_bound(loop.target):
         return True
-    if isinstance(loop, ast.While) and _reads(loop.test, name):
+    if isinstance(loop, ast.While) and _loads(loop.test, name):
         return False
-    for row in loop.body:
-        if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(row)):
-            return isinstance(row, ast.Assign) and _binds(row, name) and not _reads(row.value, name)
-    return False
+    first = next((row for row in loop.body if name in names_bound(row)), None)
+    return isinstance(first, ast.Assign) and _binds(first, name) and not _loads(first.value, name)
 
 
 def is_seen_here_only(write: WriteSyntax) -> bool:
@@ -171,6 +165,4 @@ def is_seen_here_only(write: WriteSyntax) -> bool:
 
 def _taken_apart(node: ast.expr) -> ast.expr | None:
     """`x` of `x.split(1)`: nobody holds these views but the loop that goes through them, and `x` itself."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called(node) in SPLITS:
-        return base_of(node.func.value)
-    return None
+    return base_of(owner(node)) if called(node) in SPLITS else None

@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import Change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.placing import may_be_kept, place_written
@@ -39,14 +39,20 @@ from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (
     arguments,
+    call_of,
     called,
+    calls,
     dotted,
     has_torch,
     is_stored,
     keyword,
     last_name,
     named,
+    names_bound,
     names_used,
+    owner,
+    uses,
+    values,
 )
 from noclobber.syntax.tree import WITH, File, Place, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import (
@@ -59,6 +65,7 @@ from noclobber.syntax.writes import (
     out_of_place,
     seen,
     write_at,
+    write_in,
     written_by,
 )
 
@@ -92,10 +99,6 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
         yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
-    for place in scene.places("inside"):
-        # The write itself, in the library that does it: told, and never written.
-        for one in rebound(write_at(place)):
-            yield Change(f"{one.title} in the library", one.edits, LAST_RESORT + 2)
 
 
 def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:
@@ -114,7 +117,7 @@ def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:
 def _is_in_hook(write: WriteSyntax) -> bool:
     """Return True if the function around a write is registered as a hook that may return another output of a module."""
     function = getattr(write.file.scope(write.statement), "name", None)
-    hooks = (one for one in walk(write.file.tree, ast.Call) if called(one) == "register_forward_hook")
+    hooks = calls(write.file.tree, "register_forward_hook")
     return any(last_name(given) == function for one in hooks for given in one.args[:1])
 
 
@@ -162,19 +165,19 @@ def _cleared(write: WriteSyntax, target: str) -> Edit | None:
 
 def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
     file, op = write.file, called(call)
-    values = [file.source(one) for one in arguments(call)]
+    texts = [file.source(one) for one in arguments(call)]
     if op == "copy_" and call.args:
         source = call.args[0]
-        yield values[0]
+        yield texts[0]
         if isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
-            yield f"{values[0]}.clone()"
-        yield f"torch.empty_like({target}).copy_({values[0]})"
-    elif op in _LIKE and not values:
+            yield f"{texts[0]}.clone()"
+        yield f"torch.empty_like({target}).copy_({texts[0]})"
+    elif op in _LIKE and not texts:
         yield f"torch.{_LIKE[op]}({target})"
-    elif op == "fill_" and values:
-        yield f"torch.full_like({target}, {values[0]})"
+    elif op == "fill_" and texts:
+        yield f"torch.full_like({target}, {texts[0]})"
     elif op in RANDOM_FILLS:
-        yield f"torch.empty_like({target}).{op}({', '.join(values)})"
+        yield f"torch.empty_like({target}).{op}({', '.join(texts)})"
 
 
 def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
@@ -187,7 +190,7 @@ def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     if write.call is None or keyword(write.call, "out") is None:
         return
     rows = _refused_alike(write.file, write.statement, write) if scene.is_refused else []
-    filling = [write, *(write_at(Place(write.file, _part_of(one))) for one in rows)]
+    filling = [write, *(write_in(write.file, one) for one in rows)]
     edits, names = list[Edit](), list[str]()
     for name in dict.fromkeys(one.name for one in filling):
         found = _in_name(write.file, name, [one for one in filling if one.name == name])
@@ -214,19 +217,12 @@ def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
     after = [one for one in own if any(row in (one, *file.around(one)) for row in below) and file.scope(one) is scope]
     if name == short:
         bound = [one for one in own if is_stored(file, one)]
-        return (
-            []
-            if loses_write(first) or [*bound, *after] != own or not bound
-            else [one for each in edits for one in each]
-        )
+        fits = bound and [*bound, *after] == own and not loses_write(first)
+        return [one for each in edits for one in each] if fits else []
     elsewhere = (one for one in walk(file.tree, ast.Attribute) if one.attr == short and one not in own)
     if any(not is_stored(file, one) for one in elsewhere if one not in [each.target for each in filling]):
         return []
-    if (
-        after != own
-        or any(is_stored(file, one) for one in own)
-        or any(one.id == short for one in walk(scope, ast.Name))
-    ):
+    if after != own or any(is_stored(file, one) for one in own) or short in names_bound(scope):
         return []
     bound_anew = [Edit(one.span, one.replacement.removeprefix("self.")) for each in edits for one in each]
     return [*bound_anew, *(replace(file, one, short) for one in after)]
@@ -241,39 +237,25 @@ def _sound(scene: Scene) -> Change | None:
     if not _SHAPING.isdisjoint(scene.ops()):
         return None
     file, write = place.file, place.statement
-    holders, target = holders_at(scene.finding, file, write), write_at(Place(file, _part_of(write))).target
+    holders, target = holders_at(scene.finding, file, write), write_in(file, write).target
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
         found = _put_anew(scene, file, write, held)
         return _with_those_refused_next(file, write, found)
-    name = _name_written(file, write)
-    if holders is None and scene.is_refused:
-        return None
-    if (
-        name is None
-        or (isinstance(write, ast.Return) and place.node is not write.value)
-        or loses_write(write_at(Place(file, _part_of(write))))
-    ):
+    name, is_part = _name_written(file, write), isinstance(write, ast.Return) and place.node is not write.value
+    if name is None or is_part or (holders is None and scene.is_refused) or loses_write(write_in(file, write)):
         return None
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
     if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
         return None
-    edits, cloned = list[Edit](), False
     whole, joined = _joined(file, write, name) if scene.is_split else ("", None)
-    for one in through:
-        if one is not write and (one.lineno not in lines or _comes_first(file, write, one)):
-            continue
+    rows = [one for one in through if one is write or (one.lineno in lines and not _comes_first(file, write, one))]
+    for one in rows:
         if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one), whole=whole):
             return None
         if scene.is_split and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
             return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
-        edit, clones = _edit(scene, file, one, name)
-        if edit is None:
-            return None
-        edits.append(edit)
-        cloned |= clones
-    if joined is not None:
-        edits.append(joined)
-    return _with_those_refused_next(file, write, _bound(name, edits, cloned=cloned))
+    found = _bound_anew(scene, file, rows, name, *[joined] * (joined is not None))
+    return _with_those_refused_next(file, write, found)
 
 
 _OF_STRIDES = ("view", "as_strided", "stride")
@@ -284,7 +266,7 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     """`x`, and the statement `x = torch.cat((a, b), dim=-1)` below the last write to a part of
     `a, b = x.chunk(2, dim=-1)`, where `x` is read only below that, all in one block; else nothing."""
     scope, rows = file.scope(write), file.block(write)
-    names = [one for one in within(scope) if isinstance(one, ast.Name)]
+    names = list(within(scope, ast.Name))
     stores = [one for one in names if isinstance(one.ctx, ast.Store)]
     stored = [one.id for one in stores if not isinstance(file.above[one], ast.AugAssign)]
     bound = [file.above[one] for one in stores if one.id == name]
@@ -293,7 +275,7 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     call = made.value if isinstance(made, ast.Assign) and made in rows else None
     if made is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return "", None
-    given = list(call.args) if is_namespace(call.func.value) else [call.func.value, *call.args]
+    given = call.args if is_namespace(call.func.value) else [call.func.value, *call.args]
     root, split = given[0] if given else None, called(call)
     written = [one for part in map(dotted, parts) for one in writes_through(file, scope, part)]
     own = [one for one in names if one.id in map(dotted, parts) and isinstance(one.ctx, ast.Load)]
@@ -304,12 +286,12 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
         keeps_nothing(file, one) for one in own + earlier
     ):
         return "", None
-    asked = [one for one in within(scope) if isinstance(one, ast.Attribute) and one.attr in _OF_STRIDES]
+    asked = [one for one in within(scope, ast.Attribute) if one.attr in _OF_STRIDES]
     if any(stored.count(dotted(one)) != 1 for one in parts) or any(starts(one) > ends(made) for one in asked):
         return "", None
     last = max(written, key=starts)
-    uses = [one for one in names if one.id == root.id and starts(one) >= ends(made)]
-    if not uses or not has_torch(file) or any(starts(one) < ends(last) or is_stored(file, one) for one in uses):
+    later = [one for one in names if one.id == root.id and starts(one) >= ends(made)]
+    if not later or not has_torch(file) or any(starts(one) < ends(last) or is_stored(file, one) for one in later):
         return "", None
     join, at = ("stack", 1) if split == "unbind" else ("cat", 2)
     named, texts = keyword(call, "dim"), ", ".join(map(dotted, parts))
@@ -322,16 +304,15 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
 
 def _read_before(file: File, name: str, row: ast.stmt) -> list[ast.Name]:
     """The uses of a name that stand above a statement in its scope."""
-    uses = [one for one in within(file.scope(row)) if isinstance(one, ast.Name) and one.id == name]
-    return [one for one in uses if starts(one) < starts(row) and isinstance(one.ctx, ast.Load)]
+    return [one for one in uses(file.scope(row), name, ast.Load) if starts(one) < starts(row)]
 
 
 def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) -> Change | None:
     """Return a change that also covers what PyTorch would refuse next: writes to other views of one call, and other
     calls into `out=`. None where one of these cannot be changed so."""
-    first, edits = write_at(Place(file, _part_of(write))), list[Edit]()
+    first, edits = write_in(file, write), list[Edit]()
     for one in _refused_alike(file, write, first) if found is not None else ():
-        other = write_at(Place(file, _part_of(one)))
+        other = write_in(file, one)
         more = out_of_place(other) or [edit for edit in [_into_clone(file, one, other.name)] if edit is not None]
         root = root_of(other.target) if other.target is not None else None
         before = _read_before(file, other.name, one)
@@ -346,18 +327,13 @@ def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) 
 
 def _refused_alike(file: File, write: ast.stmt, first: WriteSyntax) -> list[ast.stmt]:
     """Return the other statements of a scope that write to views of the same unpacking, or that call with `out=`."""
-    rows = [one for one in within(file.scope(write)) if isinstance(one, ast.stmt) and not hasattr(one, "body")]
-    rows = [one for one in rows if one is not write]
+    rows = [one for one in within(file.scope(write), ast.stmt) if not hasattr(one, "body") and one is not write]
     if first.call is not None and keyword(first.call, "out") is not None:
         return [one for one in rows if any(keyword(call, "out") is not None for call in walk(one, ast.Call))]
     unpacked = [one.targets[0] for one in rows if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple)]
-    others = {dotted(one) for target in unpacked for one in target.elts if first.name in map(dotted, target.elts)} - {
-        first.name,
-        "",
-    }
-    return [
-        one for name in others for one in writes_through(file, file.scope(write), name) if starts(one) > starts(write)
-    ]
+    names = [dotted(one) for target in unpacked for one in target.elts if first.name in map(dotted, target.elts)]
+    others = (one for name in {*names} - {first.name, ""} for one in writes_through(file, file.scope(write), name))
+    return [one for one in others if starts(one) > starts(write)]
 
 
 def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:
@@ -366,9 +342,20 @@ def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:
     return first < second and rows[first] is write
 
 
-def _bound(name: str, edits: list[Edit], *, cloned: bool) -> Change:
+def _bound_anew(scene: Scene, file: File, rows: list[ast.stmt], name: str, *more: Edit | None) -> Change | None:
+    """The change by which some statements bind a name, attribute or item to a new tensor, each out of place or by a
+    clone; None where one of them cannot."""
+    edits, cloned = [*more], False
+    for row in rows:
+        edit = _out_of_place(scene, file, row, name)
+        if edit is None:
+            edit, cloned = _into_clone(file, row, name), True
+        elif not isinstance(row, (ast.Assign, ast.Return)) and not edit.replacement.startswith(f"{name} = "):
+            return None  # `h.data` and `h.grad` are other names
+        edits.insert(len(edits) - len(more), edit)
     title, cure = (f"write into a clone of `{name}`", Cure.CLONE_FIRST) if cloned else (TITLE, Cure.OUT_OF_PLACE)
-    return Change(title, tuple(edits), 2 if cloned else 1, cure, is_sound=True)
+    found = tuple(one for one in edits if one is not None)
+    return Change(title, found, 1 + cloned, cure, is_sound=True) if len(found) == len(edits) else None
 
 
 def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Change | None:
@@ -377,45 +364,23 @@ def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Chan
     rows = [one for one in walk(file.tree, ast.stmt) if one.lineno in lines and not hasattr(one, "body")]
     if write not in rows or lines != {one.lineno for one in rows}:
         return None
-    edits, cloned = list[Edit](), False
     for one in rows:
-        holders, target = holders_at(scene.finding, file, one), write_at(Place(file, _part_of(one))).target
+        holders, target = holders_at(scene.finding, file, one), write_in(file, one).target
         place = place_written(file, target, holders) if holders is not None and target is not None else None
         if place is None or holders is None or file.source(place) != name or not are_over(file, name, one, holders):
             return None
         if any(isinstance(each, WITH) for each in file.around(one)) or may_be_kept(file, place, one):
             return None
-        edit, clones = _edit(scene, file, one, name)
-        if edit is None:
-            return None
-        edits.append(edit)
-        cloned |= clones
-    return _bound(name, edits, cloned=cloned)
-
-
-def _edit(scene: Scene, file: File, write: ast.stmt, name: str) -> tuple[Edit | None, bool]:
-    """Return the edit that binds a name, attribute or item to a new tensor, and whether it does by a clone."""
-    edit = _out_of_place(scene, file, write, name)
-    if edit is None:
-        return _into_clone(file, write, name), True
-    bound = isinstance(write, (ast.Assign, ast.Return)) or edit.replacement.startswith(f"{name} = ")
-    return (edit if bound else None), False  # `h.data` and `h.grad` are other names
+    return _bound_anew(scene, file, rows, name)
 
 
 def _name_written(file: File, write: ast.stmt) -> str | None:
     """`h` of `h += 1`, `h[0] = 1`, `h[0].add_(1)`, `h = h.add_(1)` and `torch.relu_(h)`."""
-    target = write_at(Place(file, _part_of(write))).target
+    target = write_in(file, write).target
     root = root_of(target) if target is not None else None
     if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
         return None
     return root.id
-
-
-def _part_of(write: ast.stmt) -> ast.AST:
-    if isinstance(write, (ast.Assign, ast.Expr, ast.Return)) and write.value is not None:
-        is_item = isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript)
-        return write.targets[0] if isinstance(write, ast.Assign) and is_item else write.value
-    return write
 
 
 def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
@@ -435,7 +400,7 @@ def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit 
         if file.source(write.target) != name:
             return None
     elif isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Subscript):
-        found = out_of_place(write_at(Place(file, write.targets[0])))
+        found = out_of_place(write_in(file, write))
         return found[0] if found else None
     elif call is None or (isinstance(write, ast.Assign) and not _is_bound_anew(write, call)):
         return None
@@ -457,19 +422,19 @@ def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
 def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     if file.loops(write) or (isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name)):
         return None
-    values: list[ast.expr] = []
+    given: list[ast.expr] = []
     if isinstance(write, ast.AugAssign):
         if not isinstance(write.op, (ast.Add, ast.Sub)) and not isinstance(write.value, ast.Constant):
             return None  # `h[0] *= b` saves what it overwrites
-        values = [write.value]
+        given = [write.value]
     elif isinstance(write, ast.Assign):
-        values = [write.value]
-    elif isinstance(write, ast.Expr) and isinstance(write.value, ast.Call):
-        values = [*write.value.args, *(one.value for one in write.value.keywords)]
-        if not isinstance(write.value.func, ast.Attribute) or called(write.value) not in _SAVING_NOTHING:
+        given = [write.value]
+    elif (call := call_of(write)) is not None:
+        given = values(call)
+        if owner(call) is None or called(call) not in _SAVING_NOTHING:
             return None
     last = without_indexes(name).removesuffix("[]").rpartition(".")[2]
-    if any(last in names_used(value) for value in values) or file.own_lines(write) is None:
+    if any(last in names_used(value) for value in given) or file.own_lines(write) is None:
         return None
     return cloned_before(file, write, name)
 

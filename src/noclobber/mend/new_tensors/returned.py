@@ -18,22 +18,23 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.holders.holding import arguments_of, is_held_by_engine, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, root_of, writes_through
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
+    call_of,
     called,
+    calls,
     is_read_again,
     is_stored,
-    last_name,
-    named,
+    mentions,
     names_bound,
     parameters,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, functions, starts, walk
+from noclobber.syntax.tree import FUNCTION, File, functions, starts, walk
 from noclobber.syntax.writes import (
     WriteSyntax,
     chain,
@@ -42,7 +43,7 @@ from noclobber.syntax.writes import (
     out_of_place,
     reads_between,
     without_underscores,
-    write_at,
+    write_in,
     writes,
 )
 
@@ -61,7 +62,7 @@ def given_new(scene: Scene) -> Iterator[Change]:
 
 def _in_backward(write: WriteSyntax) -> bool:
     scope = write.file.scope(write.node)
-    return isinstance(scope, FUNCTION) and scope.name == "backward" and "ctx" in arguments_of(scope)
+    return isinstance(scope, FUNCTION) and scope.name == "backward" and "ctx" in parameters(scope)
 
 
 def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
@@ -74,13 +75,13 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         return None
     if isinstance(statement, ast.AugAssign):
         target = statement.target
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        target = root_of(statement.value)
+    elif (call := call_of(statement)) is not None:
+        target = root_of(call)
     if not isinstance(target, ast.Name) or not is_held_by_engine(file, target.id, statement):
         return None
     edits = list[Edit]()
     for one in dict.fromkeys(writes_through(file, file.scope(statement), target.id)):
-        found = out_of_place(write_at(Place(file, one)))
+        found = out_of_place(write_in(file, one))
         if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
             return None
         edits += found
@@ -118,7 +119,7 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
     else:
         return None
     keeping = (one for one in uses if isinstance(one.ctx, ast.Load) and not keeps_nothing(file, one))
-    if edit is None or held not in arguments_of(scope) or any(keeping):
+    if edit is None or held not in parameters(scope) or any(keeping):
         return None
     title = f"write into a clone of `{held}`, and leave the given tensor unchanged"
     return Change(title, (edit,), 2, Cure.CLONE_FIRST, is_sound=True)
@@ -140,11 +141,11 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
         outer = file.above[outer]
     if not isinstance(outer, ast.Call) or not isinstance(file.above[outer], (ast.Return, ast.Lambda, ast.ListComp)):
         return None
-    calls = [one for one in chain(outer) or [outer] if writes(one)]
-    if not calls or not all(map(has_twin, calls)) or reads_between(calls):
+    writing = [one for one in chain(outer) or [outer] if writes(one)]
+    if not writing or not all(map(has_twin, writing)) or reads_between(writing):
         return None
-    alone = expression(file, outer) if calls == [outer] else None
-    edit = replace(file, outer, alone or without_underscores(file, outer, calls))
+    alone = expression(file, outer) if writing == [outer] else None
+    edit = replace(file, outer, alone or without_underscores(file, outer, writing))
     title = "give a new tensor instead of writing into this one"
     return Change(title, (edit,), 1, Cure.OUT_OF_PLACE, is_sound=True)
 
@@ -154,10 +155,8 @@ def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
     mentions nowhere else."""
     scope = file.scope(node)
     name = scope.name if isinstance(scope, FUNCTION) else ""
-    mentions = [one for one in named(file.tree) if name and last_name(one) == name]
-    given = [scope] if isinstance(scope, ast.Lambda) else mentions
-    calls = [one for one in walk(file.tree, ast.Call) if called(one) == hooks]
-    is_one_of_several = hooks == "register_hook" and len(calls) != len(given)
+    given = [scope] if isinstance(scope, ast.Lambda) else mentions(file, name) if name else []
+    is_one_of_several = hooks == "register_hook" and len(calls(file.tree, hooks)) != len(given)
     if is_one_of_several or any(one.name == hooks for one in functions(file.tree)):
         return False  # another hook may keep the same gradient; and a method of the file may do anything
     return bool(given) and all(

@@ -1,4 +1,5 @@
-"""Writes to the parts of a tensor or container that a loop or an unpacking hands out: by index, or into a new whole."""
+"""Writes to parts of a tensor or container: by index or into a new whole, where a loop or an unpacking hands them out;
+a list of rows, stacked where all is needed, where a tensor is filled row by row while rows of it are read."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure
+from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import VIEWS
-from noclobber.syntax.edits import cloned_before, remove, replace
-from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, parameters
-from noclobber.syntax.tree import FOR, File, last_line, parse, walk
-from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, writes
+from noclobber.syntax.edits import before, cloned_before, remove, replace
+from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, owner, parameters
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, last_line, parse, walk
+from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, writes
 
 For = ast.For | ast.AsyncFor
 Pair = tuple[ast.expr, ast.expr]
@@ -64,8 +65,8 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool) -> Iterator[Chang
     file, loop = write.file, _loop(write)
     if loop is None or loop.orelse or file.indent(loop) is None or file.indent(loop.body[0]) is None:
         return
-    pair, value = _iterated(loop, dotted(write.base)), _value(write)
-    if len(loop.body) != 1 or pair is None or value is None:
+    pair, value = _iterated(loop, dotted(write.base)), value_of(write)
+    if len(loop.body) != 1 or pair is None or not value:
         return
     whole, header = pair[1], f"for {file.source(loop.target)} in {file.source(loop.iter)}"
     for name, text in _wholes(file, loop, pair, value, header, stacked):
@@ -89,8 +90,8 @@ def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[C
 def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
     """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written."""
     for one, target in _unpackings(write):
-        text = _selected(write.file, one.value, len(target.elts))
-        if text is not None:
+        if (part := _indexable(write.file, one.value)) is not None:
+            text = ", ".join(part[0].replace("#", str(number)) for number in range(len(target.elts)))
             yield Change("take the views one at a time", (replace(write.file, one.value, text),), 1)
 
 
@@ -154,26 +155,19 @@ def _iterated(loop: For, name: str) -> Pair | None:
     return next(((one, whole) for one, whole in zip(targets, sources, strict=True) if dotted(one) == name), None)
 
 
-def _indexable(file: File, whole: ast.expr) -> tuple[str, str] | None:
-    """How the part number `#` is written, and how many there are; None where that is not plain."""
-    if dotted(whole):
-        text = file.source(whole)
-        return f"{text}[#]", f"len({text})"
-    if isinstance(whole, ast.Call) and called(whole) == "unbind" and isinstance(whole.func, ast.Attribute):
-        text, dim = file.source(whole.func.value), _dim(file, whole, 0)
-        if dotted(whole.func.value) and dim == "0":
-            return f"{text}[#]", f"len({text})"
-        if dotted(whole.func.value) and dim is not None:
-            return f"{text}.select({dim}, #)", f"{text}.size({dim})"
-    return None
-
-
-def _value(write: WriteSyntax) -> str | None:
-    """The new value of a write, as an expression."""
-    if isinstance(write.statement, ast.Assign) and isinstance(write.target, ast.Attribute):
-        return write.file.source(write.statement.value)
-    edits = out_of_place(write)
-    return edits[0].replacement.partition(" = ")[2] if len(edits) == 1 and " = " in edits[0].replacement else None
+def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
+    """How the part number `#` of `x`, `x.unbind(0)` or `torch.unbind(x)` is written, and how many there are; None for
+    what is divided in another way."""
+    dim = "0"
+    if isinstance(whole, ast.Call) and called(whole) == "unbind":
+        is_function, given = dotted(owner(whole)) == "torch" and bool(whole.args), keyword(whole, "dim")
+        along = given.value if given is not None else next(iter(whole.args[is_function:]), None)
+        dim = file.source(along) if along is not None else "0"
+        whole = whole.args[0] if is_function else owner(whole)
+    if whole is None or not dotted(whole):
+        return None
+    text = file.source(whole)
+    return (f"{text}[#]", f"len({text})") if dim == "0" else (f"{text}.select({dim}, #)", f"{text}.size({dim})")
 
 
 def _wholes(file: File, loop: For, pair: Pair, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
@@ -190,29 +184,6 @@ def _wholes(file: File, loop: For, pair: Pair, value: str, header: str, stacked:
         source = file.source(loop.iter).replace(file.source(whole), f"{name}.items()")
         if name:
             yield name, f"{name} = {{name: {value} for {into} in {source}}}"
-
-
-def _selected(file: File, value: ast.expr, count: int) -> str | None:
-    """ "x[0], x[1]" for `x`, `x.unbind(0)`, `torch.unbind(x)`; None for what is divided in another way."""
-    if dotted(value):
-        return ", ".join(f"{file.source(value)}[{number}]" for number in range(count))
-    if not isinstance(value, ast.Call) or called(value) != "unbind" or not isinstance(value.func, ast.Attribute):
-        return None
-    is_function = dotted(value.func.value) == "torch" and bool(value.args)
-    whole = value.args[0] if is_function else value.func.value
-    text, dim = file.source(whole), _dim(file, value, int(is_function))
-    if dim is None or not dotted(whole):
-        return None
-    return ", ".join(
-        f"{text}.select({dim}, {number})" if dim != "0" else f"{text}[{number}]" for number in range(count)
-    )
-
-
-def _dim(file: File, call: ast.Call, position: int) -> str | None:
-    given = keyword(call, "dim")
-    if given is not None:
-        return file.source(given.value)
-    return file.source(call.args[position]) if len(call.args) > position else "0"
 
 
 def _views(one: ast.Assign) -> dict[str, ast.expr]:
@@ -240,3 +211,108 @@ def _renamed(text: str, old: str, new: str) -> str:
         start, end = file.offset(span.line, span.column), file.offset(span.end_line, span.end_column)
         text = text[:start] + new + text[end:]
     return text
+
+
+def as_lists(scene: Scene) -> Iterator[Change]:
+    """The tensors that the writes of a finding fill, as lists of rows."""
+    for write in scene.writes() if scene.may_write_anew else ():
+        yield from _as_list(write)
+
+
+def _as_list(write: WriteSyntax) -> Iterator[Change]:
+    """`h = torch.zeros(n, d)` with `h[t] = ...` in a loop as `h = list(torch.zeros(n, d))`, and `torch.stack(h)`.
+
+    Only where every index of it takes one row, along one dimension: `h[t]`, or `h[:, t]` everywhere.
+    """
+    file, scope = write.file, write.file.scope(write.statement)
+    name = dotted(write.target.value) if isinstance(write.target, ast.Subscript) else ""
+    if not name or "." in name or not file.loops(write.statement):
+        return
+    uses = _of_the_new(file, [one for one in walk(scope, ast.Name) if one.id == name])
+    stores = [one for one in uses if isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign)]
+    indexes = [above for one in uses if isinstance(above := file.above[one], ast.Subscript) and above.value is one]
+    depths = {_depth(one) for one in indexes}
+    if len(stores) > 1 or len(depths) != 1 or None in depths:
+        return
+    dim = next(iter(depths)) or 0
+    made = file.above[stores[0]] if stores else None
+    if isinstance(getattr(made, "value", None), (ast.List, ast.ListComp, ast.Dict, ast.DictComp)):
+        return
+    edits = _into_list(file, scope, name, made, dim)
+    if not edits:
+        return
+    for one in indexes:
+        edits += _of_row(file, one, name, dim)
+    held = [one.value for one in indexes]
+    whole = [one for one in uses if one not in stores and one not in held]
+    stacked = f"torch.stack({name})" if dim == 0 else f"torch.stack({name}, dim={dim})"
+    for use in whole:
+        call = file.above[use]
+        if dim == 0 and isinstance(call, ast.Call) and file.source(call) == f"len({name})":
+            continue
+        count = _count(file, use, dim)
+        edits.append(replace(file, count, f"len({name})") if count is not None else replace(file, use, stacked))
+    yield Change("keep the rows in a list" + (" and stack them" if whole else ""), tuple(edits), 2)
+
+
+def _into_list(file: File, scope: Scope, name: str, made: ast.AST | None, dim: int) -> list[Edit]:
+    split = f".unbind({dim})" if dim else ""
+    if isinstance(made, (ast.Assign, ast.AnnAssign)) and made.value is not None:
+        source = file.source(made.value)
+        source = source.removesuffix(".clone()") if isinstance(made.value, ast.Call) else source
+        return [replace(file, made.value, f"list({source}{split})")]
+    if made is None and name in parameters(scope) and isinstance(scope, FUNCTION):
+        body = [one for one in scope.body if not _is_docstring(one)]
+        edit = before(file, body[0], f"{name} = list({name}{split})") if body else None
+        return [edit] if edit is not None else []
+    return []
+
+
+def _of_row(file: File, one: ast.Subscript, name: str, dim: int) -> list[Edit]:
+    """`h[:, t]` as `h[t]`, and a write into the row itself as an assignment of a new one."""
+    row = f"{name}[{file.source(_indexes(one)[dim])}]"
+    statement = file.statement(one)
+    if isinstance(statement, (ast.AugAssign, ast.Expr)):
+        write = write_at(Place(file, statement.value if isinstance(statement, ast.Expr) else statement))
+        if write.target is one:
+            return [Edit(edit.span, edit.replacement.replace(file.source(one), row)) for edit in out_of_place(write)]
+    return [replace(file, one, row)] if dim else []
+
+
+def _indexes(one: ast.Subscript) -> list[ast.expr]:
+    return one.slice.elts if isinstance(one.slice, ast.Tuple) else [one.slice]
+
+
+def _depth(one: ast.Subscript) -> int | None:
+    """How many whole dimensions stand before the one index: 0 for `h[t]`, 1 for `h[:, t]`; None for all else."""
+    parts = _indexes(one)
+    for number, index in enumerate(parts):
+        if isinstance(index, ast.Slice):
+            if index.lower is not None or index.upper is not None or index.step is not None:
+                return None
+            continue
+        odd = isinstance(index, (ast.Tuple, ast.List, ast.Compare, ast.Starred))
+        odd = odd or (isinstance(index, ast.Constant) and not isinstance(index.value, int))
+        return number if number == len(parts) - 1 and not odd else None
+    return None
+
+
+def _of_the_new(file: File, uses: list[ast.Name]) -> list[ast.Name]:
+    """Without those up to `x = x.clone()`, which are of the tensor that had the name before."""
+    stores = [one for one in uses if isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign)]
+    made = file.above[stores[0]] if len(stores) == 1 else None
+    if not isinstance(made, ast.Assign) or not any(one.id in names_used(made.value) for one in uses):
+        return uses
+    return [one for one in uses if one is stores[0] or one.lineno > last_line(made)]
+
+
+def _count(file: File, name: ast.Name, dim: int) -> ast.expr | None:
+    """`x.size(dim)` or `x.shape[dim]` around a name: how many rows there are."""
+    owner = file.above[name]
+    whole = file.above[owner] if isinstance(owner, ast.Attribute) else None
+    texts = (f"{name.id}.size({dim})", f"{name.id}.shape[{dim}]")
+    return whole if isinstance(whole, ast.expr) and file.source(whole) in texts else None
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -25,9 +25,11 @@ from noclobber.syntax.names import (
     named,
     names_bound,
     names_used,
+    owner,
+    targets,
 )
 from noclobber.syntax.tree import FOR, File, Loop, Place, has_text_of_lines, last_line, walk
-from noclobber.syntax.writes import NAMESPACES, base_of, writes, written_by
+from noclobber.syntax.writes import base_of, is_of_loss, writes, written_by
 
 _OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
 """Methods that show what has weights, and that are no forward."""
@@ -38,6 +40,7 @@ _NO_FORWARD = (
 """Other calls that are none."""
 
 
+_LOAD = ast.Load()
 _OF_TENSORS = METHODS | KEEPING_NOTHING | HANDING_ON
 
 
@@ -47,29 +50,22 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     `retain_graph=True` is taken away first, as each turn has its own graph; then it stays. Where no optimizer steps and
     each turn has a loss of its own, as for a Jacobian, one graph that is kept costs less.
     """
-    read, loop = _last_read(scene)
+    read, loop = last_read(scene)
     if read is None or loop is None or not (scene.is_freed or scene.reads_first()):
         return
-    file, backwards = read.file, [one for one in walk(read.row, ast.Call) if called(one) == "backward"]
+    file, backwards = read.file, calls(read.row, "backward")
     rows = _forward(file, loop, backwards[0].func) if backwards else []
     if not rows or not _can_move(file, loop, rows):
         return
     edits, bound = _edits(file, loop, rows), {name for row in rows for name in _bound(row)}
-    loss = backwards[0].func
-    is_same = isinstance(loss, ast.Attribute) and dotted(loss.value) in bound
+    is_same = dotted(owner(backwards[0])) in bound
     cost = 0 if calls(loop, "step") or is_same else 2
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
     for more in [retained, []] if retained and edits else [[]] * bool(edits):
         yield Change("run the forward inside the loop", (*edits, *more), cost, way="anew")
 
 
-def steps_in_loop(scene: Scene) -> bool:
-    """Return True if the loop around the backward calls `step`, as of an optimizer."""
-    _, loop = _last_read(scene)
-    return loop is not None and calls(loop, "step")
-
-
-def _last_read(scene: Scene) -> tuple[Place | None, Loop | None]:
+def last_read(scene: Scene) -> tuple[Place | None, Loop | None]:
     """The backward that fails, and the innermost loop around it."""
     read = next(reversed(scene.places("read")), None)
     return read, next(iter(read.file.loops(read.row)), None) if read is not None else None
@@ -95,16 +91,9 @@ def _forward(file: File, loop: Loop, loss: ast.expr) -> list[ast.Assign]:
 
 def _models(file: File, loop: Loop) -> set[str]:
     """The dotted names of what has weights: what is asked for `parameters`, and what optimizers of the loop take."""
-    found = {
-        dotted(one.func.value)
-        for one in walk(file.tree, ast.Call)
-        if called(one) in _OF_MODELS and isinstance(one.func, ast.Attribute)
-    }
-    for one in walk(loop, ast.Call):
-        if called(one) == "step" and isinstance(one.func, ast.Attribute):
-            made = definition(file, one.func.value, loop)
-            found |= {each.id for each in walk(made, ast.Name)} if made is not None else set()
-    return found - {"", "torch", "optim"}
+    found = {dotted(owner(one)) for one in calls(file.tree, *_OF_MODELS)}
+    made = [definition(file, owner(one), loop) for one in calls(loop, "step")]
+    return found.union(*(names_bound(one) for one in made if one is not None)) - {"", "torch", "optim"}
 
 
 def _computes(file: File, value: ast.expr, models: set[str]) -> bool:
@@ -129,7 +118,7 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
     between = [one for one in above[above.index(rows[0]) : above.index(loop)] if one not in rows]
     if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, loop.body[0])):
         return False
-    if any(not isinstance(one, ast.Name) for row in rows for target in row.targets for one in _targets(target)):
+    if any(not isinstance(one, ast.Name) for row in rows for one in targets(row)):
         return False
     if any(_makes_object(one) for row in rows for one in walk(row, ast.Call)) or _is_object_in(loop, bound):
         return False
@@ -141,7 +130,7 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
     used = {name for row in rows for name in names_used(row)}
     if head & used or any(names_used(row) & bound for row in between):
         return False
-    if any(called(one) in ("backward", "step", *_OF_MODELS) for row in between for one in walk(row, ast.Call)):
+    if any(calls(row, "backward", "step", *_OF_MODELS) for row in between):
         return False
     runs = isinstance(loop, FOR) and called(loop.iter) == "range"
     if not runs and any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound):
@@ -152,10 +141,10 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
 
 def _changed(rows: Sequence[ast.stmt]) -> set[str]:
     """The names that some statements bind, or write through in place."""
-    found = {one.id for row in rows for one in walk(row, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    found = set[str]()
     for row in rows:
-        found |= {first_name(base_of(one)) for one in walk(row, ast.Attribute) if not isinstance(one.ctx, ast.Load)}
-        found |= {first_name(base_of(one)) for one in walk(row, ast.Subscript) if not isinstance(one.ctx, ast.Load)}
+        bound = (one for one in walk(row, ast.expr) if not isinstance(getattr(one, "ctx", _LOAD), ast.Load))
+        found |= {first_name(base_of(one)) for one in bound}
         found |= {first_name(base_of(written_by(one))) for one in walk(row, ast.Call) if writes(one)}
     return found
 
@@ -168,32 +157,18 @@ def _makes_object(call: ast.Call) -> bool:
 
 def _is_object_in(loop: Loop, names: set[str]) -> bool:
     """Return True if a loop calls one of these names, or a method of it that no tensor has: it may keep something."""
-    for one in walk(loop, ast.Call):
-        owner = one.func.value if isinstance(one.func, ast.Attribute) else None
-        if isinstance(one.func, ast.Name) and one.func.id in names:
-            return True
-        if isinstance(owner, ast.Name) and owner.id in names and called(one) not in _OF_TENSORS:
-            return True
-    return False
-
-
-def _targets(target: ast.expr) -> list[ast.expr]:
-    return list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    return any(
+        dotted(one.func) in names or (dotted(owner(one)) in names and called(one) not in _OF_TENSORS)
+        for one in walk(loop, ast.Call)
+    )
 
 
 def _computes_anew(file: File, call: ast.Call, models: set[str]) -> bool:
     """Return True if a call may compute with weights: it mentions a model, or runs a function that is not known."""
-    name = called(call)
-    if name in _NO_FORWARD:
+    if called(call) in _NO_FORWARD:
         return False
-    if _computes(file, call, models):
-        return True
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if first_name(owner) in NAMESPACES or called(definition(file, call.func, call)).endswith("Loss"):
-        return False
-    if any(word in name.lower() for word in ("loss", "criterion")):
-        return False
-    return owner is None or first_name(owner) == "self"
+    is_unknown = owner(call) is None or first_name(owner(call)) == "self"
+    return _computes(file, call, models) or (is_unknown and not is_of_loss(file, call))
 
 
 def _is_gradient(file: File, node: ast.expr) -> bool:

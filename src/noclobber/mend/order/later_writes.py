@@ -21,21 +21,18 @@ from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.holding import owns
-from noclobber.mend.holders.making import BUILTINS, KEEPING_NOTHING, METHODS, is_function, is_method
-from noclobber.mend.holders.resolving import module_called
-from noclobber.mend.order.steps import together
+from noclobber.mend.order.steps import operands, together
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
-from noclobber.syntax.names import UNRECORDING, called, dotted, is_untracked
+from noclobber.syntax.names import UNRECORDING, call_of, called, calls, dotted, is_untracked, names_bound, owner, values
 from noclobber.syntax.tree import (
     FUNCTION,
     WITH,
     File,
     Place,
-    Scope,
     functions,
     has_text_of_lines,
     last_line,
@@ -63,7 +60,7 @@ def put_off(scene: Scene) -> Iterator[Change]:
 def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
     """What stands in the function of the backward and makes a write, or leads to it by the calls that were seen."""
     sites = [site for one in scene.finding.writes for site in (*one.calls, one.site) if site is not None]
-    for place in map(scene.at, sites):
+    for place in (scene.at(site.span()) for site in sites):
         if place is not None and place.file is read.file and place.file.scope(place.node) is read.file.scope(read.row):
             yield place.node
 
@@ -76,7 +73,7 @@ def _calls_of_writers(scene: Scene, read: Place) -> Iterator[ast.AST]:
         if writer is scope:
             yield write.statement
         elif isinstance(writer, FUNCTION):
-            yield from (one for one in walk(scope, ast.Call) if called(one) == writer.name)
+            yield from calls(scope, writer.name)
 
 
 def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[Change]:
@@ -107,17 +104,13 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
 def _alike(rows: list[ast.stmt], at: int) -> tuple[int, int]:
     """Where the statements begin and end that call the same as one of a block, right above and below it: two targets
     may be averaged in a row."""
-    name = called(_value(rows[at]))
+    name = called(call_of(rows[at]))
     first, end = at, at + 1
-    while name and first and called(_value(rows[first - 1])) == name:
+    while name and first and called(call_of(rows[first - 1])) == name:
         first -= 1
-    while name and end < len(rows) and called(_value(rows[end])) == name:
+    while name and end < len(rows) and called(call_of(rows[end])) == name:
         end += 1
     return first, end
-
-
-def _value(row: ast.stmt) -> ast.expr | None:
-    return row.value if isinstance(row, ast.Expr) else None
 
 
 def _taken_in(file: File, block: ast.With | ast.AsyncWith, rows: list[ast.stmt]) -> tuple[Edit, ...]:
@@ -142,18 +135,14 @@ def _only_ends(scene: Scene, file: File, block: ast.With | ast.AsyncWith, read: 
     while names - known:
         name = (names - known).pop()
         known.add(name)
-        rows = [one for one in _rows(file.scope(read.row)) if name in _names(one, bound=True)]
+        assigned = within(file.scope(read.row), ast.Assign, ast.AugAssign, ast.AnnAssign)
+        rows = [one for one in assigned if name in _names(one, bound=True)]
         below = [row for row in rows if starts(row) >= starts(block)]
         is_given = name in first and not rows  # the loss itself, as an argument
         if not below and (is_given or not all(map(_is_of_no_graph, rows))):
             return False
         names |= {each for row in below or rows for each in _names(row, bound=False)}
     return True
-
-
-def _rows(scope: Scope) -> list[ast.stmt]:
-    """The statements of a scope that may bind a name themselves."""
-    return [one for one in within(scope) if isinstance(one, (ast.Assign, ast.AugAssign, ast.AnnAssign))]
 
 
 def _is_of_no_graph(row: ast.stmt) -> bool:
@@ -166,7 +155,7 @@ def _makes_all(scene: Scene, file: File, is_there: Callable[[ast.AST], bool]) ->
     last: Write | None = None
     for one in scene.finding.writes:
         last = one if one.calls or last is None or one.site != last.site else last
-        places = [scene.at(site) for site in (*last.calls, one.site) if site is not None]
+        places = [scene.at(site.span()) for site in (*last.calls, one.site) if site is not None]
         if not any(is_there(place.node) for place in places if place is not None and place.file is file):
             return False
     return True
@@ -194,7 +183,7 @@ def _passed(
     for number, row in enumerate(below, 1):
         if not all(_may_wait(scene, file, one, below[:number]) for one in heads):
             break
-        if row is read or (last and any(called(one) == "backward" for one in walk(row, ast.Call))):
+        if row is read or (last and calls(row, "backward")):
             last = number
     return below[:last]
 
@@ -204,11 +193,11 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     it."""
     if next(walk(write, *_LEAVING), None) is not None or _uses_gradients(scene, write):
         return False
-    used, gives = {one.id for one in walk(write, ast.Name)}, _names(write, bound=True)
+    used, gives = names_bound(write), _names(write, bound=True)
     bound = {name for row in between for name in _names(row, bound=True)}
     if any(gives & _names(row, bound=False) for row in between):
         return False
-    appended = {dotted(owner) for row in between for owner in _appended_to(row)}
+    appended = {dotted(owner(one)) for row in between for one in calls(row, "append")}
     if used & (bound | appended):
         return False
     return all(_passes(file, row, used) for row in between)
@@ -231,12 +220,6 @@ def _uses_gradients(scene: Scene, node: ast.AST, known: frozenset[str] = frozens
     return any(_uses_gradients(scene, one, known | names) for one in made if one.name in names)
 
 
-def _appended_to(row: ast.AST) -> Iterator[ast.expr]:
-    for one in walk(row, ast.Call):
-        if called(one) == "append" and isinstance(one.func, ast.Attribute):
-            yield one.func.value
-
-
 def _passes(file: File, row: ast.stmt, used: set[str]) -> bool:
     """Return True if a statement reads nothing that is held by a name of `used`, or by more than one name."""
     if isinstance(row, ast.If):
@@ -257,42 +240,27 @@ def _is_backward(file: File, call: ast.Call, used: set[str]) -> bool:
 
     The bytes of what `backward` is called on are not read.
     """
-    name, owner = called(call), call.func.value if isinstance(call.func, ast.Attribute) else None
+    name, loss = called(call), owner(call)
     if name == "zero_grad":
-        return bool(dotted(owner)) and all(isinstance(one.value, ast.Constant) for one in call.keywords)
-    if name != "backward" or owner is None or call.args:
+        return bool(dotted(loss)) and all(isinstance(one.value, ast.Constant) for one in call.keywords)
+    if name != "backward" or loss is None or call.args:
         return False
     if any(one.arg not in ("retain_graph", "create_graph", "inputs") for one in call.keywords):
         return False
-    if called(owner) == "scale" and isinstance(owner, ast.Call) and len(owner.args) == 1:
-        owner = owner.args[0]
-    return bool(dotted(owner)) or _reads_own(file, owner, used)
+    if called(loss) == "scale" and isinstance(loss, ast.Call) and len(loss.args) == 1:
+        loss = loss.args[0]
+    return bool(dotted(loss)) or _reads_own(file, loss, used)
 
 
 def _tells(file: File, call: ast.Call, used: set[str]) -> bool:
     """`print(...)`, and `losses.append(...)` of what is a number or a new tensor."""
-    told = isinstance(call.func, ast.Name) and call.func.id == "print"
-    appends = called(call) == "append" and isinstance(call.func, ast.Attribute) and bool(dotted(call.func.value))
-    values = [*call.args, *(one.value for one in call.keywords)]
-    return (told or appends) and all(_reads_own(file, one, used) for one in values)
+    is_told = dotted(call.func) == "print" or (called(call) == "append" and dotted(owner(call)) != "")
+    return is_told and all(_reads_own(file, one, used) for one in values(call))
 
 
 def _reads_own(file: File, value: ast.expr, used: set[str]) -> bool:
     """Return True if an expression computes only with numbers, and with tensors that one name alone holds."""
-    callees = set[int]()
-    for call in walk(value, ast.Call):
-        builtin = isinstance(call.func, ast.Name) and call.func.id in BUILTINS
-        loss = module_called(file, call)
-        if not builtin and not is_function(call) and not is_method(call, of=METHODS | KEEPING_NOTHING):
-            if loss is None or not called(loss).endswith("Loss") or not isinstance(loss.func, ast.Attribute):
-                return False
-            callees.update(id(one) for one in walk(call.func, ast.expr))
-        elif builtin or (is_function(call) and not is_method(call)):
-            callees.update(id(one) for one in walk(call.func, ast.expr))
-        else:
-            callees.add(id(call.func))
-    for one in walk(value, ast.Attribute, ast.Subscript, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield):
-        if id(one) not in callees:
-            return False
-    names = [one for one in walk(value, ast.Name) if id(one) not in callees]
-    return all(one.id not in used and owns(file, one.id, one) for one in names)
+    found = operands(file, value)
+    return found is not None and all(
+        isinstance(one, ast.Name) and one.id not in used and owns(file, one.id, one) for one in found
+    )

@@ -10,18 +10,28 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
   below it or in its loop reads a `.grad`, and nothing freezes a parameter.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 
-Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps.
+Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps;
+the same where the functions are called that the step and the backward stand in; and one backward, of the sum of losses,
+for two of one forward.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.holders.making import KEEPING_NOTHING, METHODS, MODULES, is_function, is_method
-from noclobber.mend.holders.resolving import bound_to, module_called
+from noclobber.mend.holders.making import (
+    BUILTINS,
+    KEEPING_NOTHING,
+    METHODS,
+    MODULES,
+    bound_to,
+    is_function,
+    is_method,
+    module_called,
+)
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.syntax.edits import (
@@ -29,14 +39,29 @@ from noclobber.syntax.edits import (
     insert,
     lines_of,
     remove,
+    replace,
     text_of_lines,
     whole_lines,
     with_argument,
     with_comment,
     without_retaining,
 )
-from noclobber.syntax.names import called, dotted, first_name, keyword, last_name, names_bound, optimizer_of
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk, within
+from noclobber.syntax.names import (
+    call_of,
+    called,
+    calls,
+    dotted,
+    first_name,
+    keyword,
+    last_name,
+    names_bound,
+    optimizer_of,
+    owner,
+    parameters,
+    uses,
+    values,
+)
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, last_line, walk
 
 _HARMLESS = frozenset(
     """
@@ -61,28 +86,28 @@ def reordered(scene: Scene) -> Iterator[Change]:
     if first > second:
         yield from _loop_split(file, step, read)
         return
-    if any(map(does_more, rows[first + 1 : second])):
+    if any(map(_does_more, rows[first + 1 : second])):
         return
-    end = end_of_update(rows, second)
+    end = _end_of_update(rows, second)
     yield from _moved(scene, step, read, rows, first, second)
     yield from _swapped(file, rows, first, second, end)
     yield from _merged(file, step, rows, first, second)
 
 
-def does_more(row: ast.stmt) -> bool:
+def _does_more(row: ast.stmt) -> bool:
     """Return True if a statement may change weights, or what belongs to them, or read them for other than a loss: it is
     a loop or block that does so, or a call whose result nobody takes, as of a scheduler.
 
     A step that moved past it would come too late. No proof shows that where the difference is in later steps.
     """
-    return any(map(_is_more, statements_in(row))) or (
-        hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in statements_in(row))
+    return any(map(_is_more, _statements_in(row))) or (
+        hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in _statements_in(row))
     )
 
 
 def _is_more(row: ast.stmt) -> bool:
-    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call):
-        return called(row.value) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
+    if (call := call_of(row)) is not None:
+        return called(call) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
     return isinstance(row, ast.Assign) and any(one.attr == "data" for one in walk(row, ast.Attribute))
 
 
@@ -101,10 +126,10 @@ def together(file: File, one: ast.AST, other: ast.AST) -> tuple[list[ast.stmt], 
 def _swapped(file: File, rows: list[ast.stmt], first: int, second: int, end: int) -> Iterator[Change]:
     """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm."""
     start = first
-    while start > 0 and isinstance(rows[start - 1], ast.Expr) and _calls(rows[start - 1], *_UPDATES):
+    while start > 0 and isinstance(rows[start - 1], ast.Expr) and calls(rows[start - 1], *_UPDATES):
         start -= 1
-    zeroes = any(_calls(row, "zero_grad") for row in rows[start:first])
-    if not zeroes or not any(optimizer_of(one) for row in rows[first + 1 : end + 1] for one in statements_in(row)):
+    zeroes = any(calls(row, "zero_grad") for row in rows[start:first])
+    if not zeroes or not any(optimizer_of(one) for row in rows[first + 1 : end + 1] for one in _statements_in(row)):
         return
     begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[start])[0]
     text = text_of_lines(file, begin, stop)
@@ -114,7 +139,7 @@ def _swapped(file: File, rows: list[ast.stmt], first: int, second: int, end: int
     retained = [
         edit for row in rows[start:first] for one in walk(row, ast.Call) if (edit := without_retaining(file, one))
     ]
-    kept = [one for one in _calls(rows[second], "backward") if keyword(one, "retain_graph") is None]
+    kept = [one for one in calls(rows[second], "backward") if keyword(one, "retain_graph") is None]
     if retained and len(kept) == 1:
         given = with_argument(file, kept[0], "retain_graph=True")
         at = file.offset(given.span.line, given.span.column) - file.offset(begin, 1)
@@ -133,13 +158,12 @@ def _moved(scene: Scene, step: Place, read: Place, rows: list[ast.stmt], first: 
     if gone is None or put is None or "\n" in text:
         return
     gone = whole_lines(file, begin, stop) if rows[first] is step.row else gone
-    later = [one for row in rows[second + 1 :] for one in statements_in(row)]
-    own = next((name for one in later if (name := optimizer_of(one))), "")
+    own = _first_stepped(rows[second + 1 :])
     is_sound = rows[first] is step.row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
-    yield from later_step(step, read, own, gone, put, is_sound=is_sound)
+    yield from _later_step(step, read, own, gone, put, is_sound=is_sound)
 
 
-def later_step(
+def _later_step(
     step: Place, read: Place, own: str, gone: Edit, put: Edit, *, is_sound: bool = False
 ) -> Iterator[Change]:
     """A step taken out and put in after a backward: that reaches only what its `own` optimizer steps, or all."""
@@ -153,12 +177,17 @@ def later_step(
     yield Change("step after the last backward", (gone, put), 3, Cure.LATER)
 
 
+def _first_stepped(rows: Sequence[ast.stmt]) -> str:
+    """The first optimizer that some statements step."""
+    return next((name for row in rows for one in _statements_in(row) if (name := optimizer_of(one))), "")
+
+
 def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
     """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
     name = optimizer_of(step.row)
     gone = remove(file, step.row)
-    between = [one for row in rows[first + 1 : second] for one in _calls(row, "zero_grad")]
-    later = [one for row in rows[second + 1 :] for one in statements_in(row)]
+    between = [one for row in rows[first + 1 : second] for one in calls(row, "zero_grad")]
+    later = [one for row in rows[second + 1 :] for one in _statements_in(row)]
     if name and gone is not None and between and any(optimizer_of(one) == name for one in later):
         zeros = [edit for one in between if (edit := remove(file, one)) is not None]
         yield Change("step once, after both backwards", (gone, *zeros), 2)
@@ -179,7 +208,7 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
     indent = file.indent(loop) or ""
     header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
     later = insert(file, rows[at].lineno, 1, f"{indent}{header}\n")
-    zeros = [row for row in rows[:at] if isinstance(row, ast.Expr) and _calls(row, "zero_grad")]
+    zeros = [row for row in rows[:at] if isinstance(row, ast.Expr) and calls(row, "zero_grad")]
     if zeros and len(zeros) < at:
         opens = file.span(loop)
         lines = "".join(f"{inner}{file.source(row)}\n" for row in zeros)
@@ -189,12 +218,12 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
     yield Change("step in a second loop, after every backward", (later,), 3)
 
 
-def end_of_update(rows: list[ast.stmt], second: int) -> int:
+def _end_of_update(rows: list[ast.stmt], second: int) -> int:
     """The last statement of the update that a backward belongs to: the next step, if only such calls lie between."""
     for number in range(second + 1, min(len(rows), second + 5)):
-        if any(optimizer_of(one) for one in statements_in(rows[number])):
+        if any(optimizer_of(one) for one in _statements_in(rows[number])):
             return number
-        if not _calls(rows[number], *_UPDATES):
+        if not calls(rows[number], *_UPDATES):
             break
     return second
 
@@ -207,9 +236,7 @@ def _parameters_of(file: File, name: str, at: ast.AST) -> str:
         if dotted(one.targets[0]) != name or not isinstance(made, ast.Call) or called(made) != "parameters":
             continue
         scope, root = file.scope(one), first_name(made.func)
-        bound = [each for each in within(scope) if isinstance(each, ast.Name) and each.id == root]
-        once = sum(isinstance(each.ctx, ast.Store) for each in bound) <= 1
-        same = once and (scope is file.scope(at) or isinstance(scope, ast.Module))
+        same = len(uses(scope, root, ast.Store)) <= 1 and (scope is file.scope(at) or isinstance(scope, ast.Module))
         own = root == "self" and name.startswith("self.") and file.class_of(one) is file.class_of(at)
         if (same or own) and not made.args and not made.keywords:
             return f"list({file.source(made)})"
@@ -220,12 +247,7 @@ def _holds(file: File, row: ast.stmt, node: ast.AST) -> bool:
     return row is node or row in file.around(node)
 
 
-def _calls(row: ast.stmt, *names: str) -> list[ast.Call]:
-    """The calls of some names in a statement."""
-    return [one for one in walk(row, ast.Call) if called(one) in names]
-
-
-def statements_in(row: ast.AST) -> list[ast.stmt]:
+def _statements_in(row: ast.AST) -> list[ast.stmt]:
     """The simple statements in and below a statement."""
     return [one for one in walk(row, ast.stmt) if not hasattr(one, "body")]
 
@@ -233,7 +255,7 @@ def statements_in(row: ast.AST) -> list[ast.stmt]:
 def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second: int) -> bool:
     """Return True if the order of a step and the backward below it may be changed, as the head of this file says."""
     step, back = rows[first], rows[second]
-    mine, loss, between = _method_of(step, "step"), _method_of(back, "backward"), rows[first + 1 : second]
+    mine, loss, between = _method_of(step, "step"), _loss_of(back), rows[first + 1 : second]
     steps = [one for row in rows[second + 1 :] if (one := _method_of(row, "step")) is not None]
     if mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
         return False
@@ -251,18 +273,21 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     below = (one for row in rows[second + 1 :] for one in walk(row, ast.Attribute))
     if any(one.attr == "grad" and isinstance(one.ctx, ast.Load) for one in below):
         return False
-    optimizers = [one for one in walk(file.tree, ast.Call) if called(one) in _OPTIMIZERS]
+    optimizers = calls(file.tree, *_OPTIMIZERS)
     two = len(optimizers) == 2 and _are_apart(*map(_stepped_by, optimizers))
     two &= not any(_is_given_a_module(file, one, step) for one in optimizers)
-    retains = isinstance(back, ast.Expr) and isinstance(back.value, ast.Call) and back.value.keywords
-    return two and _is_step_of_torch(scene) and all(one.arg == "retain_graph" for one in retains or ())
+    return two and _is_step_of_torch(scene)
 
 
 def _stepped_by(optimizer: ast.Call) -> set[str]:
     """The modules whose parameters an optimizer is made with, by the text; else the names that it is given."""
     given = optimizer.args[0] if optimizer.args else optimizer
-    made = [one.func.value for one in walk(given, ast.Call) if isinstance(one.func, ast.Attribute)]
-    return {dotted(one) for one in made} or {one.id for one in walk(given, ast.Name)}
+    return {dotted(one) for one in _owners(given)} or names_bound(given)
+
+
+def _owners(node: ast.AST) -> list[ast.expr]:
+    """What the methods that are called in a node belong to."""
+    return [of for one in walk(node, ast.Call) if (of := owner(one)) is not None]
 
 
 def _tells_gradients_apart(file: File, named: ast.Attribute, inside: ast.stmt) -> bool:
@@ -276,8 +301,7 @@ def _tells_gradients_apart(file: File, named: ast.Attribute, inside: ast.stmt) -
 def _is_given_a_module(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
     """Return True if a module whose parameters an optimizer steps is built with what another call has made: two modules
     may have that in common."""
-    owners = [one.func.value for one in walk(optimizer, ast.Call) if isinstance(one.func, ast.Attribute)]
-    made = [call for one in owners if (call := bound_to(file, one, where)) is not None]
+    made = [call for one in _owners(optimizer) if (call := bound_to(file, one, where)) is not None]
     given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, ast.Name)]
     return any(isinstance(one.ctx, ast.Load) and bound_to(file, one, where) is not None for one in given)
 
@@ -296,10 +320,17 @@ def _is_step_of_torch(scene: Scene) -> bool:
 
 def _method_of(row: ast.stmt, name: str) -> ast.expr | None:
     """`opt` of the statement `opt.step()`."""
-    call = row.value if isinstance(row, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != name:
+    call = call_of(row)
+    if call is None or called(call) != name or call.args or (name == "step" and call.keywords):
         return None
-    return None if call.args or (name == "step" and call.keywords) else call.func.value
+    return owner(call)
+
+
+def _loss_of(row: ast.stmt) -> ast.expr | None:
+    """`loss` of the statement `loss.backward()`, which may have `retain_graph=True` and nothing else."""
+    call = call_of(row)
+    plain = call is not None and all(one.arg == "retain_graph" for one in call.keywords)
+    return _method_of(row, "backward") if plain else None
 
 
 def _same(one: ast.expr | None, other: ast.expr) -> bool:
@@ -308,24 +339,166 @@ def _same(one: ast.expr | None, other: ast.expr) -> bool:
 
 def _reads_no_weights(file: File, row: ast.stmt) -> bool:
     """Whether a statement prints, or binds to a name, only what losses and operators make of names."""
-    values: list[ast.expr] = []
-    if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) and last_name(row.value.func) == "print":
-        values = [*row.value.args, *(one.value for one in row.value.keywords)]
-    elif isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
-        values = [row.value]
-    else:
-        return False
-    nodes = [one for value in values for one in ast.walk(value)]
-    calls = [one for one in nodes if isinstance(one, ast.Call)]
-    functions = {id(one.func) for one in calls}
-    owners = {id(one.func.value) for one in calls if isinstance(one.func, ast.Attribute)}
-    reads = [one for one in nodes if isinstance(one, (ast.Attribute, ast.Subscript, ast.Lambda))]
-    plain = all(id(one) in functions or id(one) in owners for one in reads)
-    methods = METHODS | KEEPING_NOTHING
-    return plain and all(is_function(one) or is_method(one, of=methods) or _is_loss(file, one) for one in calls)
+    if isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
+        return operands(file, row.value) is not None
+    call = call_of(row)
+    return call is not None and called(call) == "print" and all(operands(file, one) is not None for one in values(call))
 
 
-def _is_loss(file: File, call: ast.Call) -> bool:
-    """A loss of `torch.nn`, which has no parameters."""
-    made = module_called(file, call)
-    return made is not None and called(made).endswith("Loss") and called(made) in MODULES
+def operands(file: File, value: ast.expr) -> list[ast.expr] | None:
+    """What an expression computes with, if by operators, builtins and losses of `torch.nn` alone: names, and what
+    methods belong to. None if it does anything else."""
+    callees, found = set[ast.AST](), list[ast.expr]()
+    for call in walk(value, ast.Call):
+        made, of = module_called(file, call), owner(call)
+        is_loss = called(made).endswith("Loss") and (called(made) in MODULES or last_name(owner(made)) == "nn")
+        if is_method(call, of=METHODS | KEEPING_NOTHING) and of is not None:
+            callees.add(call.func)
+            if isinstance(of, ast.Attribute):
+                callees.update(walk(of, ast.expr))
+                found.append(of)
+        elif is_loss or is_function(call) or (isinstance(call.func, ast.Name) and called(call) in BUILTINS):
+            callees.update(walk(call.func, ast.expr))
+        else:
+            return None
+    others = walk(value, ast.Attribute, ast.Subscript, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield)
+    if any(one not in callees for one in others):
+        return None
+    return [*found, *(one for one in walk(value, ast.Name) if one not in callees)]
+
+
+def across(scene: Scene) -> Iterator[Change]:
+    """Changes where a function of the step, of the backward, or of each is called in a block."""
+    step, read = scene.place("write"), scene.place("read")
+    if step is None or read is None or step.file is not read.file or not scene.steps():
+        return
+    file = step.file
+    here, there = file.scope(step.row), file.scope(read.row)
+    for one, other in _pairs(file, step, read, here, there):
+        rows, first, second = together(file, one, other)
+        if not rows or first >= second:
+            continue
+        if any(map(_does_more, rows[first + 1 : second])):
+            return
+        if here is not there:
+            yield from _moved_out(step, read, one, rows, second)
+        yield from _calls_swapped(step, read, rows, first, second, same=here is there)
+        return
+
+
+def _pairs(file: File, step: Place, read: Place, here: Scope, there: Scope) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Nodes that stand for the step and for the backward: themselves, or calls of the functions that they are in."""
+    stepping, backing = (calls(file.tree, getattr(scope, "name", "")) for scope in (here, there))
+    if here is not there:
+        yield from ((step.row, call) for call in backing if file.scope(call) is here)
+        yield from ((call, read.row) for call in stepping if file.scope(call) is there)
+    for one in stepping:
+        yield from ((one, other) for other in backing if one is not other and file.scope(one) is file.scope(other))
+
+
+def _calls_swapped(
+    step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, *, same: bool
+) -> Iterator[Change]:
+    """Swap the calls of two updates; the one that then runs first keeps the graph."""
+    file, end = step.file, _end_of_update(rows, second)
+    begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[first])[0]
+    edits = (insert(file, target, 1, text_of_lines(file, begin, stop) + "\n"), whole_lines(file, begin, stop))
+    title = "make the later update first"
+    if not same:
+        backwards = calls(file.scope(step.row), "backward")
+        retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
+        call = file.nearest(read.node, ast.Call)
+        if retained and call is not None and called(call) == "backward" and keyword(call, "retain_graph") is None:
+            yield Change(title, (*edits, *retained, with_argument(file, call, "retain_graph=True")), 4, Cure.LATER)
+    yield Change(title, edits, 4, Cure.LATER)
+
+
+def _moved_out(step: Place, read: Place, stands: ast.AST, rows: list[ast.stmt], second: int) -> Iterator[Change]:
+    """The step taken out of its function and made where that is called, after the later backward."""
+    file = step.file
+    gone, text = remove(file, step.row), with_comment(file, step.row)
+    if stands is not step.row:
+        text = _in_caller(file, step, stands, text)
+    put = after(file, rows[second], text) if text and "\n" not in text else None
+    if gone is None or put is None:
+        return
+    function = file.scope(read.row)
+    own = [one for one in _statements_in(function) if one.lineno > read.row.lineno and isinstance(function, FUNCTION)]
+    yield from _later_step(step, read, _first_stepped([*own, *rows[second + 1 :]]), gone, put)
+
+
+def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
+    """The text of a step as the caller of its function would write it; empty where that is not plain."""
+    scope, root = file.scope(step.row), optimizer_of(step.row).partition(".")[0]
+    call = stands if isinstance(stands, ast.Call) else None
+    if call is None or not root:
+        return ""
+    own = parameters(scope)
+    of = owner(call)
+    if root == "self":
+        return text.replace("self.", f"{dotted(of)}.") if dotted(of) else ""
+    if root not in own:
+        return "" if uses(scope, root, ast.Store) else text
+    named = keyword(call, root)
+    at = own.index(root) - (of is not None and own[:1] == ["self"])
+    given = named.value if named is not None else call.args[at] if at < len(call.args) else None
+    return f"{dotted(given)}{text.removeprefix(root)}" if dotted(given) and text.startswith(root) else ""
+
+
+_USING = ("zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "grad")
+"""Calls that change or use gradients: between two backwards they show that each has gradients of its own."""
+
+
+def summed(scene: Scene) -> Iterator[Change]:
+    """One backward for two losses, and one step where there were two."""
+    yield from _of_freed(scene) if scene.is_freed else ()
+    yield from _stepped_once(scene) if scene.steps() and not scene.reads_first() else ()
+
+
+def _of_freed(scene: Scene) -> Iterator[Change]:
+    """The two backwards of a graph that the first one has freed, where nothing in between uses the gradients."""
+    reads = scene.places("read")
+    if len(reads) != 2 or reads[0].file is not reads[1].file:
+        return
+    yield from _of(reads[1].file, reads[0].row, reads[1], ())
+
+
+def _stepped_once(scene: Scene) -> Iterator[Change]:
+    """The backwards before and after a step, where the same optimizer steps again later on: the first step goes."""
+    step, read = scene.place("write"), scene.place("read")
+    if step is None or read is None or step.file is not read.file:
+        return
+    rows, first, second = together(step.file, step.row, read.row)
+    name = optimizer_of(step.row)
+    if not rows or first >= second or not name or rows[first] is not step.row:
+        return
+    if not any(optimizer_of(one) == name for one in rows[second + 1 :]):
+        return
+    zeros = [one for one in rows[first + 1 : second] if dotted(_method_of(one, "zero_grad")) == name]
+    before = next((one for one in reversed(rows[:first]) if _loss_of(one) is not None), None)
+    if before is not None:
+        yield from _of(step.file, before, read, (step.row, *zeros))
+
+
+def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> Iterator[Change]:
+    one, other = _loss_of(first), _loss_of(read.row)
+    rows, at, last = together(file, first, read.row)
+    if one is None or other is None or at >= last or rows[last] is not read.row or rows[at] is not first:
+        return
+    if "" in (dotted(one), dotted(other)) or dotted(one) == dotted(other):
+        return
+    if any(_uses_gradients(row) for row in rows[at + 1 : last] if row not in gone):
+        return
+    between = (each for row in rows[at + 1 : last] for each in walk(row, ast.Name))
+    bound = {each.id for each in between if not isinstance(each.ctx, ast.Load)}
+    removed = [edit for row in (first, *gone) if (edit := remove(file, row)) is not None]
+    if dotted(one).partition(".")[0] in bound or len(removed) < 1 + len(gone):
+        return
+    text = f"({file.source(one)} + {file.source(other)}).backward()"
+    title = "sum the losses and call `backward` once" + ", then step once" * bool(gone)
+    yield Change(title, (*removed, replace(file, read.row, text)), 0, way="summed")
+
+
+def _uses_gradients(row: ast.stmt) -> bool:
+    named = any(one.attr == "grad" for one in walk(row, ast.Attribute))
+    return named or bool(calls(row, "step", "backward", *_USING))

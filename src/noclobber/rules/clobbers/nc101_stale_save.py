@@ -45,10 +45,9 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import PUT_BACK
+from noclobber.model.finding import PUT_BACK, Finding
 from noclobber.model.silent import Event
 from noclobber.model.units import counted
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.message import parse
@@ -58,7 +57,7 @@ from noclobber.rules.shared.wording import WRITE_TO_VIEW, node_in_words, op_in_w
 MESSAGES = ("needed for gradient computation has been modified by an inplace operation",)
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a clobber that PyTorch raises, if no other rule has a more special cause for it."""
     if not isinstance(event, Clobber) or cause(event) != "stale":
         return None

@@ -36,16 +36,15 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.labels import spelled
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.writetext import fills_by_loop
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch raises although every write missed the saved bytes."""
     if not isinstance(event, Clobber) or cause(event) != "disjoint":
         return None

@@ -42,8 +42,8 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
+from noclobber.model.finding import Finding
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause, is_step, overlapping
 from noclobber.rules.shared.labels import subject, writer_in_words
 from noclobber.rules.shared.stepping import step_cures, step_note
@@ -55,7 +55,7 @@ _GATHERED = (
 )
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a clobber that the step of an optimizer caused, and that PyTorch raises, or FSDP2 hides."""
     if not isinstance(event, Clobber) or cause(event) != "step":
         return None

@@ -40,12 +40,12 @@ import ast
 from dataclasses import replace
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Label, label
+from noclobber.model.finding import Cause, Finding, Label, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
-from noclobber.rules.shared.account import Account, account
-from noclobber.rules.shared.built_once import built_once, steps_in_loop
+from noclobber.rules.shared.account import account
+from noclobber.rules.shared.carrying import built_once, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.refusing import recognised
 from noclobber.rules.shared.wording import node_in_words
@@ -78,13 +78,13 @@ _SUM = "sum the losses and call `backward` once"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A refusal whose message says that the graph is freed."""
     refusal = recognised(event, MESSAGES)
     return _explained(refusal) if refusal is not None else None
 
 
-def _explained(event: Refusal) -> Account:
+def _explained(event: Refusal) -> Finding:
     if event.call == "access":
         return _finding(
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
@@ -131,7 +131,7 @@ def _note(repeated: bool | None) -> str:
     )
 
 
-def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: Cause | None = None) -> Account:
+def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: Cause | None = None) -> Finding:
     notes = [*carrying.notes(event), *[note] * (note != "")]
     return account(headline, _labels(event), notes=notes, helps=helps, cause=cause)
 

@@ -41,16 +41,16 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, in_parallel, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import subject
 from noclobber.rules.shared.story import story
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a buffer that a module rewrote between the forward that kept it and the backward."""
     if not isinstance(event, Clobber) or cause(event) != "sync":
         return None

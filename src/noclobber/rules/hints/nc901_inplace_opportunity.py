@@ -36,11 +36,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.finding import Edit, label
+from noclobber.model.finding import Edit, Finding, label
 from noclobber.model.hints import Opportunity
 from noclobber.model.silent import Event
 from noclobber.model.units import share, size
-from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.account import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.in_place import first_argument, in_place
 from noclobber.syntax.names import dotted
@@ -51,7 +51,7 @@ LEAST = 0.01
 """The smallest part of the peak that is worth a change."""
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for an operator that could write in place; None where its text cannot be rewritten."""
     if not isinstance(event, Opportunity) or event.bytes < LEAST * event.peak:
         return None

@@ -32,18 +32,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.finding import label
+from noclobber.model.finding import Finding, label
 from noclobber.model.hints import InPlaceCall
 from noclobber.model.silent import Event
 from noclobber.model.units import size
-from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.account import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.rules.shared.writetext import is_written_in_place, written_name
 
 SEVERITY = "hint"
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a call in place that is safe and pays; None for any other."""
     if not isinstance(event, InPlaceCall) or event.saved or event.copied or not event.rise:
         return None

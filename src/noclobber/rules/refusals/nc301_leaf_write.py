@@ -41,9 +41,9 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import APPLIED, blamed, named, of_refusal, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import computes, form, words_at
@@ -61,7 +61,7 @@ _INITS = ("normal_", "uniform_", "fill_", "zero_", "copy_", "random_", "bernoull
 _GUARD = "inside `with torch.no_grad():`"
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A refused write to a leaf; the cause is read from the text of the write."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -36,9 +36,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.refusing import APPLIED, blamed, named, of_refusal, recognised, writes_it
 from noclobber.rules.shared.writetext import is_applied, words_at, writes_part_of_result
 
@@ -49,7 +48,7 @@ _GUARD = Suggestion("set the values inside `with torch.no_grad():`", cure=Cure.N
 _CLONE = Suggestion("write into a clone, so that the gradient flows through", cure=Cure.CLONE_FIRST)
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A refused write through a view of a leaf."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

@@ -36,11 +36,11 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
-from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import blamed, is_below, of_refusal, recognised, writes_it
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import by_iteration, is_rebindable
@@ -57,7 +57,7 @@ _SEVERAL = "one operation made several views; autograd cannot rebuild the histor
 _ASIDE = Suggestion("write out of place", cure=Cure.OUT_OF_PLACE)
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A refused write to, or below, one of several views."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

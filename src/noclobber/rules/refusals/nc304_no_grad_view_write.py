@@ -35,14 +35,14 @@ Notes
 
 from __future__ import annotations
 
+from noclobber.model.finding import Finding
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.refusing import is_below, of_refusal, recognised, says, writes_it
 
 MESSAGES = (r"view (?:which )?was created in (?:no_grad|inference) mode",)
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A refused write to, or below, a view that was made with gradients off."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

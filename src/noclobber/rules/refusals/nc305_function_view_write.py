@@ -38,9 +38,9 @@ from __future__ import annotations
 import re
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Suggestion
+from noclobber.model.finding import Cause, Cure, Finding, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import blamed, is_below, of_refusal, recognised, writes_it
 from noclobber.rules.shared.writetext import form, is_rebindable
 from noclobber.syntax.writes import Form
@@ -51,7 +51,7 @@ _OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
 _HOOK = "BackwardHookFunction"
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A refused write to, or below, a view that a Function returned."""
     refusal = recognised(event, MESSAGES)
     if refusal is None:

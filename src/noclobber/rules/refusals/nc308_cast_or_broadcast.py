@@ -32,9 +32,8 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.refusing import Text, blamed, refused
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import form
@@ -66,7 +65,7 @@ TEXTS = (
 )
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A refused write whose result has another type or a larger shape; None where the line writes nothing in place."""
     return refused(TEXTS, event) if isinstance(event, Refusal) and _writes(event) else None
 

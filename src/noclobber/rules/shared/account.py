@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from noclobber.model.finding import Cause, Label, Suggestion
+from noclobber.model.finding import Cause, Finding, Label, Suggestion
 from noclobber.model.silent import Event
 
 Help = str | Suggestion
 """What to do: words alone, or words that say which kind of change they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """A finding without the code, name and severity of its rule. `event` is set where it is not the one explained."""
-
-    headline: str
-    labels: tuple[Label, ...]
-    notes: tuple[str, ...]
-    suggestions: tuple[Suggestion, ...]
-    cause: Cause | None
-    event: Event | None
 
 
 def account(
@@ -32,11 +20,14 @@ def account(
     helps: Iterable[Help] = (),
     cause: Cause | None = None,
     event: Event | None = None,
-) -> Account:
-    """Return an account. If no label is primary, the first write label is, else the save label, else any other."""
+) -> Finding:
+    """Return a finding that has no rule yet. `event` is given where it is about another one than the rule was asked of.
+
+    If no label is primary, the first write label is, else the save label, else any other.
+    """
     labels = tuple(labels)
     if not any(one.primary for one in labels):
         ranked = sorted(labels, key=lambda one: {"write": 0, "save": 1, "inside": 3}.get(one.role, 2))
         labels = tuple(replace(one, primary=one is ranked[0]) for one in labels)
-    suggestions = tuple(Suggestion(one) if isinstance(one, str) else one for one in helps)
-    return Account(headline, labels, tuple(notes), suggestions, cause, event)
+    helped = tuple(Suggestion(one) if isinstance(one, str) else one for one in helps)
+    return Finding("", "", "error", headline, labels, event, cause, notes=tuple(notes), suggestions=helped)

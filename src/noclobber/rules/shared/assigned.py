@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.model.silent import Moved
 from noclobber.model.source import Span
+from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import FUNCTION, File, Placed, file_at, walk
 
 _MAKES = ("__init__", "__new__", "__post_init__", "__set__", "setup")
@@ -91,7 +92,5 @@ def _span(file: File, node: ast.Name | ast.Attribute) -> Span | None:
 
 def _sets_by_name(call: ast.Call, moved: Moved) -> bool:
     """Return True for `setattr(cache, "pos", 8)`."""
-    name = (
-        call.args[1] if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) > 1 else None
-    )
-    return isinstance(name, ast.Constant) and name.value == moved.attribute
+    names = call.args[1:2] if dotted(call.func) == "setattr" else []
+    return any(isinstance(one, ast.Constant) and one.value == moved.attribute for one in names)

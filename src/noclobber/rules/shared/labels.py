@@ -119,20 +119,19 @@ def line_to_show(write: Write) -> Site | None:
     return write.step.site if write.step is not None and write.step.site is not None else write.site
 
 
+_WRITERS = {
+    "step": "an optimizer step", "gathered": "an update of the shards", "set_data": "the assignment to `.data`",
+    "data=": "the assignment to `.data`", "swap": "`swap_tensors`", "process": "another process",
+}  # fmt: skip
+"""By the way of a write, or its operator."""
+
+
 def writer_in_words(write: Write) -> str:
     """ "`add_`", "`Adam.step`", "the assignment to `.data`", "`swap_tensors`"."""
     if write.step is not None:
         return f"`{write.step.optimizer}.step`"
-    if write.via == "step":
-        return "an optimizer step"
-    if write.via == "gathered":
-        return "an update of the shards"
-    if write.via == "set_data" or write.op == "data=":
-        return "the assignment to `.data`"
-    if write.via == "swap":
-        return "`swap_tensors`"
-    if write.via == "process":
-        return "another process"
+    if write.via in _WRITERS or write.op in _WRITERS:
+        return _WRITERS.get(write.via) or _WRITERS[write.op]
     if write.via == "foreign":
         return "numpy" if write.handed is not None and write.handed.by in _NUMPY else "code outside of torch"
     return f"`{op_in_words(write.op)}`" if write.op else "an operator"

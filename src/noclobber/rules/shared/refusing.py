@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Label, Role, label
+from noclobber.model.finding import Cause, Finding, Label, Role, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
-from noclobber.rules.shared.account import Account, Help, account
+from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import inside_label, subject
 from noclobber.rules.shared.wording import op_in_words
 
@@ -69,12 +69,10 @@ class Text:
     cause: Cause | None = None
 
 
-def refused(texts: Sequence[Text], event: Event) -> Account | None:
+def refused(texts: Sequence[Text], event: Event) -> Finding | None:
     """Return what the first text says that an event has; None if it has none."""
-    if (
-        not isinstance(event, Refusal)
-        or (found := next((one for one in texts if says(event, one.pattern)), None)) is None
-    ):
+    found = next((one for one in texts if isinstance(event, Refusal) and says(event, one.pattern)), None)
+    if found is None or not isinstance(event, Refusal):
         return None
     return of_refusal(
         event,
@@ -98,7 +96,7 @@ def of_refusal(
     notes: Sequence[str] = (),
     helps: Sequence[Help] = (),
     cause: Cause | None = None,
-) -> Account:
+) -> Finding:
     """Return what is said of a refusal. `told` labels the line to blame.
 
     If PyTorch refuses a view after a write to its base that is not known, that line is where the view is used.

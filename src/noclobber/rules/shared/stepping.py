@@ -9,7 +9,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import PUT_BACK, Cure, Suggestion
 from noclobber.model.source import Site
-from noclobber.rules.shared.built_once import built_once
+from noclobber.rules.shared.carrying import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import node_in_words
 from noclobber.syntax.names import bound_by_loop, first_name
@@ -96,13 +96,9 @@ def _steps_again(clobber: Clobber, write: Write) -> bool:
     """Return True if the same optimizer steps below the backward too, in the same function."""
     step, read = line_to_show(write), clobber.read.site
     place = place_of(step)
-    if (
-        step is None
-        or read is None
-        or step.code is not read.code
-        or place is None
-        or not isinstance(place.node, Placed)
-    ):
+    if step is None or read is None or step.code is not read.code:
+        return False
+    if place is None or not isinstance(place.node, Placed):
         return False
     text, file = place.file.source(place.node), place.file
     calls = (one for one in walk(file.scope(place.node), ast.Call) if one.lineno > read.line)

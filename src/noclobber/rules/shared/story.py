@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Label
+from noclobber.model.finding import Finding, Label
 from noclobber.model.units import counted, listed
-from noclobber.rules.shared.account import Account, Help, account
+from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import (
     in_step,
     inside_label,
@@ -37,7 +37,7 @@ def story(
     saved: Sequence[Label] = (),
     created: Sequence[Label] = (),
     beside: Sequence[Label] = (),
-) -> Account:
+) -> Finding:
     """What is said of a clobber. The first of `writes` is the one to blame.
 
     `saved` replaces the label of the save. `created` is one more label; if there are then too many, the label of the

@@ -39,15 +39,15 @@ from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Save, Write
+from noclobber.model.finding import Finding
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import is_compiled, op_in_words
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch does not notice: a write through another counter, `t.data = u` or a swap."""
     if not isinstance(event, Clobber) or cause(event) != "silent":
         return None

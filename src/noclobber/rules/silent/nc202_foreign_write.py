@@ -50,9 +50,9 @@ from collections.abc import Sequence
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Handed, Write
-from noclobber.model.finding import Cure, Label, Suggestion
+from noclobber.model.finding import Cure, Finding, Label, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import TAKEN_IN, handed_label, same_line
@@ -61,7 +61,7 @@ from noclobber.rules.shared.story import story
 _GIVEN_OUT = ("numpy", "__array__", "__array_interface__", "__dlpack__", "to_dlpack")
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a clobber whose bytes were changed by code that torch does not see, or by an unknown write."""
     if not isinstance(event, Clobber) or cause(event) != "foreign":
         return None

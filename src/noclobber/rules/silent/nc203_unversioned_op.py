@@ -42,9 +42,9 @@ from collections.abc import Sequence
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account, Help
+from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import subject, writer_in_words
@@ -53,7 +53,7 @@ from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import op_in_words
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A clobber that PyTorch does not notice, because the operator that wrote moves no counter."""
     if not isinstance(event, Clobber) or cause(event) != "unversioned":
         return None

@@ -48,8 +48,8 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
+from noclobber.model.finding import Finding
 from noclobber.model.silent import Event
-from noclobber.rules.shared.account import Account
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import known, same_line
@@ -58,7 +58,7 @@ from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import node_in_words
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a clobber that PyTorch would notice, if hooks or a `ctx` did not switch its check off."""
     if not isinstance(event, Clobber) or cause(event) != "unchecked":
         return None

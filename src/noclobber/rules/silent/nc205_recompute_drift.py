@@ -60,10 +60,10 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Suggestion, label_at
+from noclobber.model.finding import Cause, Cure, Finding, Suggestion, label_at
 from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
-from noclobber.rules.shared.account import Account, Help, account
+from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.shared.labels import known, read_label, same_line, spelled, subject, writer_in_words
@@ -72,7 +72,7 @@ from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
 from noclobber.rules.shared.writetext import words_at
-from noclobber.syntax.names import keyword
+from noclobber.syntax.names import is_given
 from noclobber.syntax.tree import place_of
 
 MESSAGES = (
@@ -92,7 +92,7 @@ _AGAIN = (
 )
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A checkpointed region whose second run gave other bytes than its first."""
     refusal = recognised(event, MESSAGES)
     if refusal is not None:
@@ -130,7 +130,7 @@ def find(event: Event) -> Account | None:
     )
 
 
-def _differs(drift: Drift, moved: list[Moved]) -> Account:
+def _differs(drift: Drift, moved: list[Moved]) -> Finding:
     """The finding for a plain value that differs in the second run, the first of `moved`."""
     one, span = moved[0], assignment(moved[0], drift.sources)
     again = "when backward runs it again"
@@ -161,7 +161,7 @@ _PLAIN = (
 )
 
 
-def _kept(clobber: Clobber) -> Account:
+def _kept(clobber: Clobber) -> Finding:
     """The finding for a write to a tensor that the policy of a selective checkpoint keeps."""
     save, found = clobber.save, overlapping(clobber) or clobber.writes
     # A result may have a version counter of its own, apart from that of what it is a view of (a batched `matmul`).
@@ -179,7 +179,7 @@ def _kept(clobber: Clobber) -> Account:
     )
 
 
-def _kept_unseen(refusal: Refusal) -> Account:
+def _kept_unseen(refusal: Refusal) -> Finding:
     """The finding for the same where noclobber saw no save: checkpoint itself noticed the write."""
     return of_refusal(
         refusal,
@@ -194,7 +194,7 @@ def _kept_unseen(refusal: Refusal) -> Account:
     )
 
 
-def _other_tensors(refusal: Refusal) -> Account:
+def _other_tensors(refusal: Refusal) -> Finding:
     """The finding for a second run that saved other tensors, in number or kind; checkpoint itself notices this."""
     return of_refusal(
         refusal,
@@ -208,7 +208,7 @@ def _other_tensors(refusal: Refusal) -> Account:
     )
 
 
-def _stopped(event: Drift) -> Account:
+def _stopped(event: Drift) -> Finding:
     """The finding for a second run that ended before the last operator filled what it had saved."""
     save, node = event.save, node_in_words(event.save.node)
     return story(
@@ -263,5 +263,5 @@ def _cures(drift: Drift, clobber: Clobber) -> Sequence[Help]:
 def _forgets_random_state(region: Site | None) -> bool:
     """Whether the call that runs the region says `preserve_rng_state=False`."""
     place = place_of(region)
-    flag = keyword(place.node, "preserve_rng_state") if place and isinstance(place.node, ast.Call) else None
-    return flag is not None and isinstance(flag.value, ast.Constant) and flag.value.value is False
+    call = place.node if place is not None else None
+    return isinstance(call, ast.Call) and is_given(call, "preserve_rng_state", False)

@@ -41,16 +41,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event, GradientWrite
-from noclobber.rules.shared.account import Account, Help, account
+from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import known, same_line, write_and_read
 from noclobber.rules.shared.story import story
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A write into a gradient, or one in backward into a saved tensor that PyTorch does not notice."""
     if isinstance(event, GradientWrite):
         return _gradient(event)
@@ -65,7 +65,7 @@ def find(event: Event) -> Account | None:
     )
 
 
-def _gradient(event: GradientWrite) -> Account:
+def _gradient(event: GradientWrite) -> Finding:
     who, helps = _who(event), list[Help]()
     registered = None if same_line(event.registered, event.write.site) else event.registered
     hook = known("create", registered, "the hook is registered here")

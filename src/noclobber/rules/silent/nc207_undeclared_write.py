@@ -57,9 +57,9 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event, Undeclared
-from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.account import account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, known, same_line, write_label, writer_in_words
@@ -67,7 +67,7 @@ from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """A clobber by an operator whose schema hides the write, or a Function that did not mark its input dirty."""
     if isinstance(event, Undeclared):
         return _function(event)
@@ -92,7 +92,7 @@ def find(event: Event) -> Account | None:
     )
 
 
-def _function(event: Undeclared) -> Account:
+def _function(event: Undeclared) -> Finding:
     write, name = event.write, f"`{event.function}`"
     if event.beside:
         return _beside(event)
@@ -114,7 +114,7 @@ def _function(event: Undeclared) -> Account:
     )
 
 
-def _beside(event: Undeclared) -> Account:
+def _beside(event: Undeclared) -> Finding:
     write, name = event.write, f"`{event.function}`"
     what = name_in_words(write.tensor, "a tensor")
     verb = f"writes the memory of {what}"

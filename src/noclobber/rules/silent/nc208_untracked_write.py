@@ -46,9 +46,9 @@ import ast
 from collections.abc import Sequence
 
 from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event, Untracked
-from noclobber.rules.shared.account import Account, Help, account
+from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.tree import statement_of
@@ -65,7 +65,7 @@ _WHERE = {
 }
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a change that autograd did not record, to a tensor that backward then goes through."""
     if not isinstance(event, Untracked) or _only_shifts(event):
         return None

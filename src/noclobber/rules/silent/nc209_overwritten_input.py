@@ -38,15 +38,16 @@ Notes
 
 from __future__ import annotations
 
+from noclobber.model.finding import Finding
 from noclobber.model.silent import Event, Overwritten
-from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.account import account
 from noclobber.rules.shared.labels import reader_in_words, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words
 
 SEVERITY = "warning"
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a gradient with respect to a tensor that no longer holds its first value."""
     if not isinstance(event, Overwritten):
         return None

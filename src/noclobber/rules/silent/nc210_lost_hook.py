@@ -37,15 +37,16 @@ Notes
 
 from __future__ import annotations
 
+from noclobber.model.finding import Finding
 from noclobber.model.silent import Event, LostHook
-from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.account import account
 from noclobber.rules.shared.labels import known, write_and_read
 from noclobber.rules.shared.wording import name_in_words
 
 SEVERITY = "warning"
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """Hooks on a view that was written in place after they were registered."""
     if not isinstance(event, LostHook):
         return None

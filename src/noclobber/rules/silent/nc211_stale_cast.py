@@ -43,15 +43,16 @@ Notes
 
 from __future__ import annotations
 
+from noclobber.model.finding import Finding
 from noclobber.model.silent import Event, StaleCast
-from noclobber.rules.shared.account import Account, account
+from noclobber.rules.shared.account import account
 from noclobber.rules.shared.labels import known, same_line, spelled, where, write_and_read
 from noclobber.rules.shared.wording import name_in_words
 
 SEVERITY = "warning"
 
 
-def find(event: Event) -> Account | None:
+def find(event: Event) -> Finding | None:
     """The finding for a cast that autocast used again after its weight had changed."""
     if not isinstance(event, StaleCast):
         return None
