@@ -160,7 +160,17 @@ def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
         if not isinstance(made.func.value, ast.Call):
             return None
         made = made.func.value
-    return made
+    return made if made is None else _built_by(file, made) or made
+
+
+def _built_by(file: File, made: ast.Call) -> ast.Call | None:
+    """`nn.Sequential(...)` for `mlp(2, 3)`, where `mlp` is a function of the file that does nothing but return that."""
+    found = _functions(file.tree, made.func.id) if isinstance(made.func, ast.Name) else []
+    body = found[0].body if len(found) == 1 else []
+    rows = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    is_plain = len(rows) == 1 and not found[0].decorator_list
+    built = rows[0].value if is_plain and isinstance(rows[0], ast.Return) else None
+    return built if isinstance(built, ast.Call) else None
 
 
 def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
