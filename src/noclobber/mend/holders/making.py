@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.operators import MAYBE_SAME, VIEWS
-from noclobber.syntax.names import called, is_declared, last_name
+from noclobber.syntax.names import called, is_declared, last_name, owner
 from noclobber.syntax.tree import File, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
@@ -156,11 +156,16 @@ def module_called(file: File, call: ast.Call) -> ast.Call | None:
 def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
     """What makes a module: `nn.Linear(2, 3)` also for `nn.Linear(2, 3).to(device)`."""
     made = None if any(words in file.text for words in _UNKNOWN) else bound_to(file, callee, where)
-    while called(made) in _OF_MODULES and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
-        if not isinstance(made.func.value, ast.Call):
-            return None
-        made = made.func.value
-    return made if made is None else _built_by(file, made) or made
+    made = _without_moves(made)
+    return made if made is None else _without_moves(_built_by(file, made)) or made
+
+
+def _without_moves(made: ast.Call | None) -> ast.Call | None:
+    """`nn.Linear(2, 3)` of `nn.Linear(2, 3).to(device).eval()`; None where such methods are called on anything else."""
+    while called(made) in _OF_MODULES:
+        inner = owner(made)
+        made = inner if isinstance(inner, ast.Call) else None
+    return made
 
 
 def _built_by(file: File, made: ast.Call) -> ast.Call | None:
