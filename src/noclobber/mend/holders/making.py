@@ -118,9 +118,9 @@ def passes_on(file: File, value: ast.expr) -> ast.expr | None:
         return value.value
     if not isinstance(value, ast.Call):
         return None
-    owner = value.func.value if isinstance(value.func, ast.Attribute) else None
-    if owner is not None and last_name(owner) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
-        return owner
+    of = owner(value)
+    if of is not None and last_name(of) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
+        return of
     made = module_called(file, value)
     if made is not None and module_passes(made) and not module_gives_new(made) and len(value.args) == 1:
         return value.args[0]
