@@ -76,6 +76,75 @@ def _waves(w):
 
 
 SOUND = {
+    "an array that a function works on in a loop that reads the tensor": """
+def stretched(array):
+    array *= 2
+
+def run():
+    out, loss = torch.sigmoid(x @ w), 0
+    for _ in range(2):
+        loss = loss + out.square().sum()
+        stretched(out.detach().numpy())
+    loss.backward()
+""",
+    "what a function works on through data": """
+def accuracy(out):
+    answer = out.data
+    answer[answer >= 0.5] = 0.99
+    return answer.mean().item()
+
+def run():
+    out = torch.sigmoid(x @ w)
+    loss = F.mse_loss(out, torch.zeros_like(out))
+    accuracy(out)
+    loss.backward()
+""",
+    "what a function works on as an array": """
+def preview(array):
+    array -= array.min()
+    return array.max()
+
+def run():
+    out = torch.sigmoid(x @ w)
+    loss = out.square().sum()
+    preview(out.detach().numpy())
+    loss.backward()
+""",
+    "the argument of a module that a function builds, of which another part is written": """
+def mlp(width):
+    \"\"\"Two layers.\"\"\"
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 2)).double()
+
+class Coupling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(3)
+    def forward(self, h):
+        keep, move = (h[:, ::2], h[:, 1::2]) if self.training else (h[:, 1::2], h[:, ::2])
+        shift = self.net(keep)
+        move.add_(shift)
+        return h
+coupling = Coupling()
+
+def run():
+    coupling(x @ w).square().sum().backward()
+""",
+    "scratch memory that a ctx keeps": """
+scratch = torch.empty(3, 4, dtype=torch.float64)
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        a = torch.mul(u, 2, out=scratch)
+        ctx.a = a
+        return u * u
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.a
+
+def run():
+    Scaled.apply(Scaled.apply(x @ w)).sum().backward()
+""",
     "a state that a Function under another name saves": """
 class Spike(torch.autograd.Function):
     @staticmethod
@@ -1094,6 +1163,20 @@ def run():
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
 REFUSED = {
+    "a leaf that each turn makes one again": (
+        """
+def run():
+    h = torch.ones(3, 4, dtype=torch.float64)
+    for _ in range(3):
+        h.requires_grad_(True)
+        slope, = torch.autograd.grad(h.square().sum(), h)
+        with torch.no_grad():
+            move = 0.1 * slope
+        h -= move
+    (x * h.detach() @ w).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x * 0.8**3 @ w).sum(), [x, w]),
+    ),
     "a buffer of a module that moves on between two regions": (
         """
 from torch.utils.checkpoint import checkpoint
@@ -1492,6 +1575,86 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "what a function works on through data, and its caller reads again": """
+def clipped(out):
+    answer = out.data
+    answer[answer >= 0.5] = 0.99
+    return answer.mean().item()
+
+def run():
+    out = torch.sigmoid(x @ w)
+    loss = F.mse_loss(out, torch.zeros_like(out))
+    clipped(out)
+    (loss + out.detach().sum()).backward()
+""",
+    "what a function works on through data, of which a part is read again": """
+def clipped(out):
+    answer = out.data
+    answer[answer >= 0.5] = 0.99
+    return answer.mean().item()
+
+def run():
+    out = torch.sigmoid(x @ w)
+    first = out[0]
+    loss = out.square().sum()
+    clipped(out)
+    (loss * first.detach().sum()).backward()
+""",
+    "what a function works on through data, and a module has kept": """
+class Net(nn.Module):
+    def forward(self, x):
+        self.last = torch.sigmoid(x @ w)
+        return self.last
+net = Net()
+
+def clipped(out):
+    answer = out.data
+    answer[answer >= 0.5] = 0.99
+    return answer.mean().item()
+
+def run():
+    out = net(x)
+    loss = out.square().sum()
+    clipped(out)
+    (loss * net.last.detach().sum()).backward()
+""",
+    "what a ctx keeps is written on in the same forward": """
+scratch = torch.empty(3, 4, dtype=torch.float64)
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        kept = torch.mul(u, 1, out=scratch)
+        ctx.kept = kept
+        kept.mul_(2)
+        return u * u
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.kept
+
+def run():
+    Scaled.apply(Scaled.apply(x @ w)).sum().backward()
+""",
+    "images that a function changes twice, and gives back": """
+def brighter(img):
+    img[:1] = 0
+    return img
+
+def run():
+    img = torch.rand(3, 4, dtype=torch.float64)
+    a = brighter(img) @ w
+    b = brighter(img) @ w
+    (a * b).sum().backward()
+    x.sum().backward()
+""",
+    "a leaf that moves by numbers, and no turn makes it one again": """
+def run():
+    start = torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
+    position = start
+    for _ in range(3):
+        position += 0.1
+    (x * position @ w).sum().backward()
+""",
     "a state that the next step goes on with": """
 class Spike(torch.autograd.Function):
     @staticmethod

@@ -19,7 +19,7 @@ from noclobber.mend.change import LAST_RESORT, Change, Mend
 from noclobber.mend.copies.checkpointed_regions import run_alike
 from noclobber.mend.copies.clone_first import argument_cloned, into_clone, value_cloned
 from noclobber.mend.copies.clone_for_reader import kept_as_clone
-from noclobber.mend.copies.own_bytes import expanded, made_from_mapped, not_shared, recorded_views
+from noclobber.mend.copies.own_bytes import apart, expanded, made_from_mapped, not_shared, recorded_views
 from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
 from noclobber.mend.flags import without_flag, written_in_place
 from noclobber.mend.new_tensors.new_tensor import written_anew
@@ -53,6 +53,7 @@ CURES: tuple[Mend, ...] = (
     views,
     into_clone,
     written_anew,
+    apart,
     without_flag,
     as_lists,
     from_clone,
@@ -78,6 +79,7 @@ SOUND: tuple[Mend, ...] = (
     run_alike,
     into_clone,
     written_anew,
+    apart,
     without_flag,
     kept_as_clone,
     on_copies,
@@ -92,13 +94,13 @@ MOST_MORE = 6
 def sound(finding: Finding) -> Change | None:
     """Return the first sound change of a finding, else None.
 
-    None where autograd did not see the write: only its author knows whether it should be part of the gradient. For
-    memory of a pack hook, what the unpack hook gives may be new: the line that saves says nothing about that memory.
+    Where autograd did not see the write, only its author knows whether it should be part of the gradient: but for what
+    nothing reads again. For memory of a pack hook, what the unpack hook gives may be new: the line that saves says
+    nothing about that memory.
     """
     scene = Scene(finding, as_it_ran)
-    if scene.is_unseen:
-        return None
-    first = (next(cure(scene), None) for cure in ((given_new,) if scene.is_packed else SOUND))
+    fitting = (apart,) if scene.is_unseen else (given_new,) if scene.is_packed else SOUND
+    first = (next(cure(scene), None) for cure in fitting)
     return next((one for one in first if one is not None and one.is_sound), None)
 
 

@@ -120,6 +120,11 @@ class Scene:
         return self.finding.code == "NC202"
 
     @property
+    def is_on_ctx(self) -> bool:
+        """Whether the bytes are those of an attribute of a `ctx`, which PyTorch does not check."""
+        return self.finding.save is not None and self.finding.save.unchecked == "ctx"
+
+    @property
     def is_packed(self) -> bool:
         """Whether the bytes are what the program's pack hook returned, and not those of the saved tensor."""
         return self.finding.save is not None and self.finding.save.unchecked == "packed"

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.model.operators import UNTRACKED
-from noclobber.syntax.tree import FOR, LOOP, File, Loop, Scope, functions, last_line, nested, starts, walk, within
+from noclobber.syntax.tree import FOR, FUNCTION, LOOP, File, Loop, Scope, functions, last_line, nested, starts, walk, within
 
 Name = ast.Name | ast.Attribute
 UNRECORDING = ("no_grad", "enable_grad", "set_grad_enabled", "is_grad_enabled", "requires_grad", "requires_grad_")
@@ -145,8 +145,19 @@ def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[a
 
 
 def is_own(scope: ast.AST, name: str) -> bool:
-    """Whether a variable is only that of a scope: no function in it has the name, and it is of no other scope."""
-    return not any(name in names_bound(one) for one in nested(scope)) and not is_declared(scope, name)
+    """Whether a variable is only that of a scope: no function in it uses it, and it is of no other scope."""
+    inside = (one for one in nested(scope) if name in names_bound(one) and not _has_another(one, name))
+    return next(inside, None) is None and not is_declared(scope, name)
+
+
+def _has_another(function: ast.AST, name: str) -> bool:
+    """Return True if a function has a variable of its own under a name, and uses no other one under it."""
+    if not isinstance(function, FUNCTION):
+        return False
+    around = (*function.decorator_list, *function.args.defaults, *(one for one in function.args.kw_defaults if one))
+    said = (one.names for one in walk(function, ast.Global, ast.Nonlocal))
+    bound = name in parameters(function) or bool(uses(function, name, ast.Store))
+    return bound and not any(name in one for one in (*said, *map(names_bound, around)))
 
 
 def is_declared(scope: ast.AST, name: str) -> bool:

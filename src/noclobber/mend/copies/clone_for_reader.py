@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import is_new, keeps_nothing, writes_through
+from noclobber.mend.holders.holding import is_new, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.making import MODULES, function_called, module_called, module_gives_new, module_writes
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
@@ -42,7 +42,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
 )
-from noclobber.syntax.tree import File, Place, walk
+from noclobber.syntax.tree import File, Place, starts, walk
 from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
 _FIRST = ("self", "input", "mat1")
@@ -159,6 +159,12 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     file, save = place.file, place.node
     if not isinstance(save, ast.expr):
         return None
+    row = place.statement
+    if scene.is_on_ctx and isinstance(row, ast.Assign) and isinstance(row.value, (ast.Name, ast.Attribute)):
+        title = f"keep a clone of `{file.source(row.value)}`"
+        written = writes_through(file, file.scope(row), dotted(row.value))
+        edits = (append(file, row.value, ".clone()"),)
+        return None if any(starts(one) > starts(row) for one in written) else Change(title, edits, 2, is_sound=True)
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
@@ -217,6 +223,11 @@ def _is_meant(scene: Scene) -> bool:
     found = scene.place("write")
     write = found.statement if found is not None else None
     target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
+    if found is not None and write is not None and finding.save is not None and finding.save.version > 0:
+        scope, root = found.file.scope(write), root_of(target) if target is not None else None
+        back = [one.value for one in walk(scope, ast.Return)] if isinstance(root, ast.Name) else []
+        if isinstance(root, ast.Name) and root.id in parameters(scope) and any(dotted(one) == root.id for one in back):
+            return True  # what is given back was written before, maybe by the same function
     if isinstance(target, ast.Subscript) or finding.save is None or scene.kind != "tensor":
         return False
     places = [(one.op, one.site) for one in written if one.op in _ADDING]
@@ -299,8 +310,8 @@ def _keeps_in_ctx(file: File, function: ast.FunctionDef) -> bool:
 def _given(place: Place, scene: Scene) -> list[ast.expr]:
     """Return the arguments of a function or a module of PyTorch, or of a Function of the file, that are the tensor, by
     its name or that of the write: `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`; or the only argument of
-    a module, for the memory of an array: its weights and what it computes lie elsewhere; or all tensors that a function
-    is given and that may be views of it.
+    a module that keeps what it reads, or for the memory of an array: its weights and what it computes lie elsewhere; or
+    all tensors that a function is given and that may be views of it.
 
     None where another argument may be a view of it, or where the call may write what it is given.
     """
@@ -319,7 +330,8 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     if made is None and not is_of_torch and not is_own:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
-    if made is not None and handed and all(handed) and scene.kind == "tensor":
+    is_given = bool(handed and all(handed)) or set(scene.finding.fields) <= {*_FIRST, *_SECOND}
+    if made is not None and is_given and scene.kind == "tensor":
         return save.args if len(save.args) == 1 and not save.keywords else []
     if is_own and len(save.args) == 1 and not save.keywords:
         return save.args

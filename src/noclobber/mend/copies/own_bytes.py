@@ -1,6 +1,6 @@
 """Give a tensor bytes of its own where it is made: after `expand`, for numpy, under `vmap`; make views recorded.
 
-Sound for what PyTorch refuses because a mapped value is written into a tensor that exists once, so that each sample
+Sound for what only a function reads that works on the memory of a tensor, aside from autograd; and for what PyTorch refuses because a mapped value is written into a tensor that exists once, so that each sample
 gets its own: the program never got further, and what is written stays the same. The tensor is made in the function, by
 `torch.zeros` or the like with nothing but its sizes, and no other statement binds the name; the new tensor has the
 element type that the old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps every
@@ -13,11 +13,24 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
+from noclobber.mend.holders.holding import given_for, is_read_last, root_of
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.operators import SPLITS, VIEWS
+from noclobber.model.units import listed
 from noclobber.syntax.edits import append, replace, undecorated
-from noclobber.syntax.names import called, definition, dotted, has_stars, is_stored, mentions, parameters, uses
+from noclobber.syntax.names import (
+    called,
+    definition,
+    dotted,
+    has_stars,
+    is_stored,
+    last_name,
+    mentions,
+    owner,
+    parameters,
+    uses,
+)
 from noclobber.syntax.tree import FUNCTION, File, Scope, functions, walk
 from noclobber.syntax.writes import WriteSyntax
 
@@ -56,6 +69,60 @@ def not_shared(scene: Scene) -> Iterator[Change]:
         for one in walk(file.tree, ast.Call):
             if called(one) in SHARES:
                 yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
+
+
+def apart(scene: Scene) -> Iterator[Change]:
+    """`answer = out.data.clone()`, `array = out.detach().numpy().copy()`: a copy for a function that works on what
+    shares the memory of a tensor.
+
+    Sound where the program reads the tensor for the last time there. Whatever is written then can be no part of what it
+    computes, and only spoils what autograd has saved.
+    """
+    edits = dict[Edit, str]()
+    for write in scene.writes():
+        given = _sources(write.file, write)
+        if not given or not all(_is_aside(write.file, one) for one in given):
+            return
+        for one in given:
+            copy = ".copy()" if any(called(each) == "numpy" for each in walk(one, ast.Call)) else ".clone()"
+            edits[append(write.file, one, copy)] = write.name
+    if edits and not scene.is_refused:
+        names = listed([f"`{one}`" for one in dict.fromkeys(edits.values())])
+        yield Change(f"give {names} bytes of its own", tuple(edits), 1, is_sound=True)
+
+
+def _sources(file: File, write: WriteSyntax) -> list[ast.expr]:
+    """What the written name is bound to in its function; of an argument, all that the file gives for it."""
+    scope, root = file.scope(write.statement), root_of(write.target) if write.target is not None else None
+    if not isinstance(root, ast.Name):
+        return []
+    bound = [file.above[one] for one in uses(scope, root.id) if is_stored(file, one)]
+    bound = [one for one in bound if not isinstance(one, ast.AugAssign)]
+    if root.id in parameters(scope):
+        return [] if bound else given_for(file, root.id, scope)
+    row = bound[0] if len(bound) == 1 else None
+    return [row.value] if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) else []
+
+
+def _is_aside(file: File, value: ast.expr) -> bool:
+    """`out.data`, `out.detach().numpy()`: whether it shares the memory of what nothing reads after it, and autograd does
+    not know."""
+    is_shared = False
+    while isinstance(value, (ast.Attribute, ast.Call)):
+        is_shared |= last_name(value) == "data" or called(value) in ("detach", "numpy")
+        if isinstance(value, ast.Call) and (value.args or value.keywords or called(value) not in _SHARING):
+            return False
+        if isinstance(value, ast.Attribute) and value.attr != "data":
+            return False
+        inner = owner(value) if isinstance(value, ast.Call) else value.value
+        if inner is None:
+            return False
+        value = inner
+    return is_shared and isinstance(value, ast.Name) and is_read_last(file, value)
+
+
+_SHARING = ("detach", "numpy", "cpu")
+"""Methods that give the same memory."""
 
 
 def recorded_views(scene: Scene) -> Iterator[Change]:

@@ -43,7 +43,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, LOOP, WITH, File, Function, Scope, ends, starts, walk, within
+from noclobber.syntax.tree import FOR, FUNCTION, LOOP, WITH, File, Function, Scope, ends, starts, walk, within
 from noclobber.syntax.writes import is_flagged, is_namespace, is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
@@ -156,20 +156,51 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
 
 def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bool:
     """Return True if a mention of a function calls it, and what it gives for a parameter is not read again."""
-    call = file.above[use]
-    row = file.statement(call) if isinstance(call, ast.Call) and call.func is use and not has_stars(call) else None
-    if row is None or not isinstance(call, ast.Call):
+    given = _given_by(file, use, name, function)
+    row = file.statement(given) if given is not None else None
+    names = aliases(file, given) if given is not None else None
+    if row is None or names is None or not all(is_over(file, one, row, is_written=False) for one in names):
         return False
+    scope = file.scope(row)
+    handed_on = [one for one in names.intersection(parameters(scope)) if _binding(file, one, row) is None]
+    return all(_is_given_alone(file, one, scope) for one in handed_on)
+
+
+def _given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.expr | None:
+    """What a mention of a function that calls it gives for a parameter; None where that is not known."""
+    call = file.above[use]
+    if not isinstance(call, ast.Call) or has_stars(call):
+        return None
     places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     places = places[1:] if file.class_of(function) is not None else places
     args = call.args if _run_by(call) is call.func else call.args[1:]
-    given = dict(zip(places, args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}
-    names = aliases(file, given[name]) if name in given else None
-    if names is None or not all(is_over(file, one, row, is_written=False) for one in names):
+    if call.func is not use:
+        return None
+    return (dict(zip(places, args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}).get(name)
+
+
+def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
+    """What the file gives a function for a parameter, wherever it calls it; empty where others may call it too."""
+    if not isinstance(function, FUNCTION) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
+        return []
+    used = [one for one in mentions(file, function.name) if not is_stored(file, one)]
+    given = [_given_by(file, one, name, function) for one in used]
+    return [one for one in given if one is not None] if None not in given else []
+
+
+def is_read_last(file: File, use: ast.Name) -> bool:
+    """Return True if the program reads the tensor of a name for the last time in a use of the name, whatever else holds
+    it: what autograd has saved aside. An argument is given by names of which that is true too."""
+    row, scope, name = file.statement(use), file.scope(use), use.id
+    if row is None or isinstance(scope, ast.Lambda) or not is_over(file, name, row, is_written=False):
         return False
-    scope = file.scope(call)
-    handed_on = [one for one in names.intersection(parameters(scope)) if _binding(file, one, row) is None]
-    return all(_is_given_alone(file, one, scope) for one in handed_on)
+    if name not in parameters(scope) or uses(scope, name, ast.Store):
+        return holds_alone(file, name, row, use)
+    if not all(one is use or keeps_nothing(file, one) for one in uses(scope, name)):
+        return False
+    with _asking(scope) as is_first:
+        given = given_for(file, name, scope) if is_first else []
+        return bool(given) and all(isinstance(one, ast.Name) and is_read_last(file, one) for one in given)
 
 
 _CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.operators import MAYBE_SAME, VIEWS
-from noclobber.syntax.names import called, is_declared, last_name
+from noclobber.syntax.names import called, is_declared, last_name, owner
 from noclobber.syntax.tree import File, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
@@ -118,9 +118,9 @@ def passes_on(file: File, value: ast.expr) -> ast.expr | None:
         return value.value
     if not isinstance(value, ast.Call):
         return None
-    owner = value.func.value if isinstance(value.func, ast.Attribute) else None
-    if owner is not None and last_name(owner) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
-        return owner
+    of = owner(value)
+    if of is not None and last_name(of) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
+        return of
     made = module_called(file, value)
     if made is not None and module_passes(made) and not module_gives_new(made) and len(value.args) == 1:
         return value.args[0]
@@ -156,11 +156,26 @@ def module_called(file: File, call: ast.Call) -> ast.Call | None:
 def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
     """What makes a module: `nn.Linear(2, 3)` also for `nn.Linear(2, 3).to(device)`."""
     made = None if any(words in file.text for words in _UNKNOWN) else bound_to(file, callee, where)
-    while called(made) in _OF_MODULES and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
-        if not isinstance(made.func.value, ast.Call):
-            return None
-        made = made.func.value
+    made = _without_moves(made)
+    return made if made is None else _without_moves(_built_by(file, made)) or made
+
+
+def _without_moves(made: ast.Call | None) -> ast.Call | None:
+    """`nn.Linear(2, 3)` of `nn.Linear(2, 3).to(device).eval()`; None where such methods are called on anything else."""
+    while called(made) in _OF_MODULES:
+        inner = owner(made)
+        made = inner if isinstance(inner, ast.Call) else None
     return made
+
+
+def _built_by(file: File, made: ast.Call) -> ast.Call | None:
+    """`nn.Sequential(...)` for `mlp(2, 3)`, where `mlp` is a function of the file that does nothing but return that."""
+    found = _functions(file.tree, made.func.id) if isinstance(made.func, ast.Name) else []
+    body = found[0].body if len(found) == 1 else []
+    rows = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    is_plain = len(rows) == 1 and not found[0].decorator_list
+    built = rows[0].value if is_plain and isinstance(rows[0], ast.Return) else None
+    return built if isinstance(built, ast.Call) else None
 
 
 def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:

@@ -18,7 +18,7 @@ from noclobber.syntax.names import (
     called,
     definition,
     dotted,
-    is_declared,
+    is_own,
     is_read_after,
     is_stored,
     names_bound,
@@ -26,7 +26,7 @@ from noclobber.syntax.names import (
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, ends, last_line, nested, place_of, starts, walk, within
+from noclobber.syntax.tree import FOR, File, Loop, Place, ends, last_line, place_of, starts, walk, within
 from noclobber.syntax.writes import WriteSyntax, base_of
 
 Holders = Sequence[Holder]
@@ -74,7 +74,8 @@ def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) ->
     Else the write is in what the statement calls, which it may give the variable to once.
     """
     scope = file.scope(row)
-    if any(_loads(one, name) for one in nested(scope)) or _may_be_read_elsewhere(scope, name):
+    looking = any(called(one) in _LOOKING_AROUND and not one.args for one in within(scope, ast.Call))
+    if looking or not is_own(scope, name):
         return False
     if len(_loads(row, name)) > (0 if is_written else 1) and not (is_written and _writes_last(row)):
         return False
@@ -116,12 +117,6 @@ def _is_in(one: ast.expr, loop: Loop) -> bool:
 
 def _loads(node: ast.AST, name: str) -> list[ast.Name]:
     return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
-
-
-def _may_be_read_elsewhere(scope: ast.AST, name: str) -> bool:
-    """Return True if the variable is one of another scope, or is read without its name."""
-    looking = any(called(one) in _LOOKING_AROUND and not one.args for one in within(scope, ast.Call))
-    return looking or is_declared(scope, name)
 
 
 def _binds(row: ast.stmt, name: str) -> bool:
