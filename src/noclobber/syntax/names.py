@@ -6,7 +6,20 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.model.operators import UNTRACKED
-from noclobber.syntax.tree import FOR, FUNCTION, LOOP, File, Loop, Scope, functions, last_line, nested, starts, walk, within
+from noclobber.syntax.tree import (
+    FOR,
+    FUNCTION,
+    LOOP,
+    File,
+    Loop,
+    Scope,
+    functions,
+    last_line,
+    nested,
+    starts,
+    walk,
+    within,
+)
 
 Name = ast.Name | ast.Attribute
 UNRECORDING = ("no_grad", "enable_grad", "set_grad_enabled", "is_grad_enabled", "requires_grad", "requires_grad_")
@@ -155,7 +168,7 @@ def _has_another(function: ast.AST, name: str) -> bool:
     if not isinstance(function, FUNCTION):
         return False
     around = (*function.decorator_list, *function.args.defaults, *(one for one in function.args.kw_defaults if one))
-    said = (one.names for one in walk(function, ast.Global, ast.Nonlocal))
+    said = (getattr(one, "names", ()) for one in walk(function, ast.Global, ast.Nonlocal))
     bound = name in parameters(function) or bool(uses(function, name, ast.Store))
     return bound and not any(name in one for one in (*said, *map(names_bound, around)))
 

@@ -125,7 +125,7 @@ def _is_refused_too(file: File, write: ast.stmt) -> bool:
 
 
 def _is_made_leaf_again(write: WriteSyntax) -> bool:
-    """`x.requires_grad_()` above the write in each turn of a loop: the gradient that is asked for is that of one turn."""
+    """`x.requires_grad_()` above the write in each turn of a loop: what is asked is the gradient of one turn."""
     loop, rows = next(iter(write.file.loops(write.statement)), None), write.file.block(write.statement)
     above = [call_of(one) for one in rows[: rows.index(write.statement)]] if loop is not None else []
     asked = [one for one in above if called(one) == "requires_grad_" and dotted(owner(one)) == write.name]

@@ -163,8 +163,9 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if scene.is_on_ctx and isinstance(row, ast.Assign) and isinstance(row.value, (ast.Name, ast.Attribute)):
         title = f"keep a clone of `{file.source(row.value)}`"
         written = writes_through(file, file.scope(row), dotted(row.value))
-        edits = (append(file, row.value, ".clone()"),)
-        return None if any(starts(one) > starts(row) for one in written) else Change(title, edits, 2, is_sound=True)
+        is_written = any(starts(one) > starts(row) for one in written)
+        change = Change(title, (append(file, row.value, ".clone()"),), 2, is_sound=True)
+        return None if is_written else change
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:

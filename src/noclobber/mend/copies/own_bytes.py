@@ -1,10 +1,11 @@
-"""Give a tensor bytes of its own where it is made: after `expand`, for numpy, under `vmap`; make views recorded.
+"""Give a tensor bytes of its own: where it is made, after `expand`, for numpy, under `vmap`; make views recorded.
 
-Sound for what only a function reads that works on the memory of a tensor, aside from autograd; and for what PyTorch refuses because a mapped value is written into a tensor that exists once, so that each sample
-gets its own: the program never got further, and what is written stays the same. The tensor is made in the function, by
-`torch.zeros` or the like with nothing but its sizes, and no other statement binds the name; the new tensor has the
-element type that the old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps every
-argument that it gives. All else is tried.
+Sound where a function works, aside from autograd, on the memory of a tensor that nothing reads again. And for what
+PyTorch refuses because a mapped value is written into a tensor that exists once, so that each sample gets its own: the
+program never got further, and what is written stays the same. The tensor is made in the function, by `torch.zeros` or
+the like with nothing but its sizes, and no other statement binds the name; the new tensor has the element type that the
+old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps every argument that it gives.
+All else is tried.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def _sources(file: File, write: WriteSyntax) -> list[ast.expr]:
 
 
 def _is_aside(file: File, value: ast.expr) -> bool:
-    """`out.data`, `out.detach().numpy()`: whether it shares the memory of what nothing reads after it, and autograd does
-    not know."""
+    """`out.data`, `out.detach().numpy()`: whether it shares the memory of what nothing reads after it, unknown to
+    autograd."""
     is_shared = False
     while isinstance(value, (ast.Attribute, ast.Call)):
         is_shared |= last_name(value) == "data" or called(value) in ("detach", "numpy")

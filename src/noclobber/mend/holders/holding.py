@@ -194,7 +194,7 @@ def is_read_last(file: File, use: ast.Name) -> bool:
     row, scope, name = file.statement(use), file.scope(use), use.id
     if row is None or isinstance(scope, ast.Lambda) or not is_over(file, name, row, is_written=False):
         return False
-    if name not in parameters(scope) or uses(scope, name, ast.Store):
+    if isinstance(scope, ast.Module) or name not in parameters(scope) or uses(scope, name, ast.Store):
         return holds_alone(file, name, row, use)
     if not all(one is use or keeps_nothing(file, one) for one in uses(scope, name)):
         return False
