@@ -159,42 +159,6 @@ class Parts(NamedTuple):
 class Context:
     """The shared state. It imports no watcher: it is made with its `parts`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_counting",
-        "_states",
-        "accounts",
-        "allocations",
-        "armed",
-        "armings",
-        "attended",
-        "attentive",
-        "before_backward",
-        "bus",
-        "by_key",
-        "calls",
-        "careful",
-        "contents",
-        "core",
-        "customs",
-        "entered",
-        "era",
-        "everywhere",
-        "forwards",
-        "keeping",
-        "live",
-        "memory",
-        "native",
-        "parts",
-        "put_off",
-        "python_in_backward",
-        "stop_writes",
-        "takers",
-        "thread",
-        "unseen",
-        "watching",
-    )
-
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.bus = Bus()
@@ -276,9 +240,7 @@ class Context:
         self, way: Way, saved: Callable[[Handle, torch.Tensor], object], among: Collection[object] = ALWAYS
     ) -> None:
         """Call `saved` after each save while there is anything in `among`, until the way is taken off."""
-        taker = among, way.entry(saved)
-        self.takers.append(taker)
-        way.at_end(lambda: self.takers.remove(taker))
+        way.add(self.takers, (among, way.entry(saved)))
 
     def forget(self) -> None:
         """Drop everything that was seen."""

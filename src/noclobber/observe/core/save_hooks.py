@@ -15,11 +15,13 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from noclobber.model.error import ClobberError
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle, OfView, alias_of, of_view_outside, versioned
 from noclobber.observe.core.seen.records import latest
 from noclobber.observe.core.seen.sites import KINDS, SKIP, USER, place_of
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
@@ -213,15 +215,30 @@ def checked(handle: Handle) -> torch.Tensor:
     return handle.alias
 
 
-def originals(
-    function: BackwardCFunction, unpacked: tuple[torch.Tensor | None, ...]
-) -> tuple[torch.Tensor | None, ...]:
+Saved = tuple[torch.Tensor | None, ...]
+"""What `ctx.saved_tensors` returns."""
+
+
+def arm_originals(_: Context, way: Way) -> None:
+    """Let `ctx.saved_tensors` of a custom Function return what it returns without hooks."""
+    native = private.lookup("_C._FunctionBase.saved_tensors")
+
+    def saved_tensors(function: BackwardCFunction) -> Saved:
+        unpacked: Saved = native.__get__(function)
+        restored = way.guarded(originals, function, unpacked)
+        return unpacked if restored is None else restored
+
+    owner = private.lookup("autograd.function.BackwardCFunction")
+    way.patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))
+
+
+def originals(function: BackwardCFunction, unpacked: Saved) -> Saved:
     """Return what `ctx.saved_tensors` returns without hooks: the saved inputs, not new tensors on their bytes.
 
     Code keeps gradients and marks as attributes of parameters and looks for them in backward. In `jvp` it returns the
     arguments of `save_for_forward`, which no hook packs (torch 2.13; tests/observe/core/test_saved_tensors.py).
     """
-    for_forward: tuple[torch.Tensor | None, ...] | None = function.saved_for_forward
+    for_forward: Saved | None = function.saved_for_forward
     if for_forward is unpacked:
         return unpacked
     return tuple(

@@ -11,7 +11,6 @@ import torch
 
 from noclobber.model.events import Write
 from noclobber.model.silent import GradientWrite
-from noclobber.observe.core import interpose
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context
@@ -27,16 +26,28 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 
+_HOOKS = (
+    (torch.Tensor, "register_hook"),
+    (torch.Tensor, "register_post_accumulate_grad_hook"),
+    (torch.nn.Module, "register_full_backward_hook"),
+    (torch.nn.Module, "register_full_backward_pre_hook"),
+    (torch.nn.Module, "register_backward_hook"),
+    (torch.nn.parallel.DistributedDataParallel, "register_comm_hook"),
+)
+"""What registers a hook to run during a backward."""
+
+
 def arm(context: Context, way: Way) -> None:
     """See the hooks that the program registers. Where saves are watched, check each write of Python code in a backward
     too."""
     gradients = Gradients(context, way)
-    interpose.on_backward_hooks(way, gradients.registered)
+    for owner, name in _HOOKS:
+        way.before(owner, name, gradients.registered)
     if context.watching:
         context.calls.watch(way, gradients.given_again, among=gradients.given)
         context.calls.watch_python(way, gradients.begin)
         context.customs.watch(way, gradients.function_begins)
-        interpose.on_function_hooks(way, gradients.function_hooked)
+        way.before(torch.autograd.function.BackwardCFunction, "register_hook", gradients.function_hooked)
 
 
 class Gradients:
@@ -51,7 +62,7 @@ class Gradients:
         self.given: list[Spoil] = []
         """Overwritten gradients that the program itself had passed to the backward."""
 
-    def registered(self, hook: object) -> None:
+    def registered(self, _: object, *args: object, **kwargs: object) -> None:
         """Record where the program registers a hook that will run during a backward.
 
         The engine has given its threads the keys of a call that is under way. So nobody sees what such a hook writes in
@@ -60,13 +71,14 @@ class Gradients:
         self._context.python_in_backward = True
         if (call := here()) is not None and call.quiet:
             self._context.bus.not_seen("hooks in the backward call that registered them")
+        hook = kwargs.get("hook", args[0] if args else None)
         function = getattr(hook, "__func__", getattr(hook, "func", hook))
         called = vars(type(function)).get("__call__")
         code = getattr(function, "__code__", None) or getattr(called, "__code__", None)
         if isinstance(code, CodeType):
-            self._places[code] = caller(2)
+            self._places[code] = caller()
 
-    def function_hooked(self, node: Node) -> None:
+    def function_hooked(self, node: Node, *_: object, **__: object) -> None:
         """Record that the program registers a hook on the node of a Function, which will run after the node."""
         self._hooked.add(node)
 

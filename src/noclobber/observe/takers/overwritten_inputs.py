@@ -7,11 +7,10 @@ what they hold when the write happens is what the next module overwrites, and wh
 from __future__ import annotations
 
 import dis
-import functools
 import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 from weakref import ref
@@ -92,11 +91,10 @@ class AskedInputs:
     def arm(self, way: Way) -> None:
         """Look at writes while the program has forward hooks."""
         self._looking, self._looks, self._misses = way.entry(self._look), False, hook_stack.program_hooks() != _known
-        registered = way.entry(self._registered)
         for name in ("register_forward_hook", "register_forward_pre_hook"):
-            way.patches.put(torch.nn.Module, name, _telling(vars(torch.nn.Module)[name], registered))
+            way.after(torch.nn.Module, name, self._registered)
         for name in ("register_module_forward_hook", "register_module_forward_pre_hook"):
-            way.patches.put(modules, name, _telling(vars(modules)[name], registered))
+            way.after(modules, name, self._registered)
         way.at_end(self._rest)
         self._look_at_writes(self._misses or bool(_hooked or _of_all_modules()))
 
@@ -111,7 +109,7 @@ class AskedInputs:
                 self._looking, [IN_GRAPH]
             )
 
-    def _registered(self, module: object) -> None:
+    def _registered(self, _: object, module: object = None, *__: object, **___: object) -> None:
         if isinstance(module, torch.nn.Module):
             _hooked[id(module)] = ref(module)
         self._unheld.clear()
@@ -175,16 +173,6 @@ class AskedInputs:
             elif theirs := [hook for hook in hooks if _is_the_programs(hook)]:
                 found += [module, *theirs]
         return found
-
-
-def _telling(register: Callable[..., object], registered: Callable[[object], object]) -> Callable[..., object]:
-    @functools.wraps(register)
-    def telling(*args: object, **kwargs: object) -> object:
-        handle = register(*args, **kwargs)
-        registered(args[0] if args else None)
-        return handle
-
-    return telling
 
 
 def _of_all_modules() -> list[object]:
