@@ -5,7 +5,6 @@ Dispatch keys, hooks and patches belong to a process or a thread in PyTorch, nev
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.calls.backward_calls import ALWAYS, BackwardCalls
@@ -134,10 +133,8 @@ class Parts(NamedTuple):
 
     meet: Callable[[Context, list[Handle], torch.Tensor, Record], After | None]
     """Called before a write that meets live saves. Returns what to call after the write, None for nothing."""
-    detached: Callable[[Context, torch.Tensor], bool]
-    """Called before a tensor is detached in place. Returns True."""
-    detached_by_number: Callable[[Context, torch.Tensor], None]
-    """Called instead where that has failed."""
+    detached: Callable[[Context, torch.Tensor], None]
+    """Called before a tensor is detached in place."""
     read: Callable[[Context, Handle, Digest, bool], torch.Tensor | None]
     """Returns the tensor of a save that may have changed; None where PyTorch decides. The flag says that the save was
     made where bytes were preserved."""
@@ -211,11 +208,7 @@ class Context:
         self.era = 0
         """How often noclobber has stopped seeing saves."""
         self._states: dict[object, object] = {}
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which nobody holds."""
-        self._counting = threading.RLock()  # reentrant: a garbage collection may run code that locks again
+        self._counting = lock()
 
     def state(self, kind: Callable[[Context], State]) -> State:
         """Return what a detector remembers, made on the first call. It outlives a change of mode, but not `forget`."""

@@ -38,13 +38,7 @@ def arm(context: Context, way: Way) -> None:
     def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
         # The function has PyTorch's own name: code that walks the stack finds the engine by it.
         # The frame is not kept in a variable: one that refers to itself keeps all others until a garbage collection.
-        try:  # as `Way.entry` does, which costs more
-            call = begins(sys._getframe(), t_outputs, args, kwargs) if way.on else None
-        except ClobberError:
-            raise
-        except Exception as failure:
-            way.fail(failure)
-            call = None
+        call = begins(sys._getframe(), t_outputs, args, kwargs)
         if call is None:
             return engine(t_outputs, *args, **kwargs)
         try:
@@ -62,9 +56,10 @@ def arm(context: Context, way: Way) -> None:
             raise
         return result
 
-    begins, has_ended = _beginning(context), way.entry(partial(_has_ended, context), also_off=True)
+    both: tuple[Callable[..., Backward | None], Callable[..., None]] = _beginning(context), partial(_has_ended, context)
     if context.native is not None and context.by_key:
-        begins, has_ended = context.native.around_backward(begins, has_ended, _LINES)
+        both = context.native.around_backward(*both, _LINES)
+    begins, has_ended = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 

@@ -20,13 +20,13 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle, OfView, alias_of, of_view_outside, versioned
 from noclobber.observe.core.seen.records import latest
-from noclobber.observe.core.seen.sites import KINDS, SKIP, USER, place_of
+from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, hash_of, shown
+from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, shown
 
 if TYPE_CHECKING:
     from torch.autograd.function import BackwardCFunction
@@ -73,7 +73,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
 
     Inside pack, the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
     """
-    new, of_view, reference, kinds = Handle, OfView, ref, KINDS
+    new, of_view, reference = Handle, OfView, ref
     live, history, takers = context.live, context.thread.history, context.takers
     unsorted, add_node, add_place = live.unsorted, history.nodes.append, history.places.append
     next_node, frame_of, now = engine_state.next_node, sys._getframe, latest
@@ -90,11 +90,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                 handle = new(tensor)
             else:
                 handle = of_view(tensor) if tensor.requires_grad else of_view_outside(tensor)
-            try:
-                alias = tensor.detach()  # what `alias_of` does, without a call for each save
-            except (RuntimeError, NotImplementedError, TypeError):
-                alias = alias_of(tensor)
-            handle.alias = alias
+            handle.alias = alias = alias_of(tensor)
             handle.version = alias._version
             handle.suspect = memory = None
             if at_save is None:
@@ -106,20 +102,10 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                     if not tensor.requires_grad:
                         handle.shown = OUTSIDE
                 else:
-                    handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+                    handle.digest = digest_of(memory)
             handle.node = node = next_node() - 1
             handle.moment = moment
-            try:
-                frame = frame_of(1)
-            except ValueError:  # a thread without Python frames (frames.frame_above)
-                frame = frame_of()
-            code = frame.f_code
-            # The common case: go up through PyTorch's own frames to a user's frame, without a call.
-            while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
-                frame = frame.f_back
-                code = frame.f_code
-            place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
-            handle.place = place
+            handle.place = place = place_of(frame_of())
             filed = reference(handle)
             unsorted.append(filed)
             if len(unsorted) > live.limit:
@@ -177,7 +163,7 @@ def _comparing(context: Context, contents: Contents, read: Read) -> Unpack:
                 digest_of_now = fingerprint if memory is OUTSIDE else at_read
                 digest = None if handle.digest is None or handle.kept is not None else digest_of_now(alias)
             else:
-                digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+                digest = digest_of(memory)
             if is_same and digest == handle.digest:
                 return alias
             if (found := read(handle, digest)) is not None:
@@ -191,7 +177,6 @@ def _comparing(context: Context, contents: Contents, read: Read) -> Unpack:
     return unpack_and_compare
 
 
-_SAMPLE = " is at version 1; expected version 0 instead."
 _STALE = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
 
@@ -204,14 +189,15 @@ def checked(handle: Handle) -> torch.Tensor:
         if suspect.kept is not None:
             return suspect.kept
     if (version := handle.version) != handle.alias._version:
-        versions = f" is at version {handle.alias._version}; expected version {version} instead."
+        current = handle.alias._version
         try:
-            said = native_saves.said_of_a_stale(handle.alias)
+            said = native_saves.said_of_a_stale(handle.alias, current, version)
         except NotImplementedError:  # PyTorch raises this too
             raise
         except Exception:  # PyTorch's own words are not to be had
-            said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}]{_SAMPLE}"
-        raise ClobberError(said.replace(_SAMPLE, versions))
+            said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}] is at version {current}"
+            said += f"; expected version {version} instead."
+        raise ClobberError(said)
     return handle.alias
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
-from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.torch_api.frames import frame_above, outward
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import shape_of
 
@@ -88,7 +88,7 @@ def write_failed(
         tensor = next(tensors(written, args, kwargs), None)
         frame = frame_above(2)
         if stale_views.is_of_base(str(error)):  # of a view that the operator reads, and not of what it writes
-            refusal = _refusal_below(str(error), site_of(place_of(frame)), _outward(frame), context.memory)
+            refusal = _refusal_below(str(error), site_of(place_of(frame)), outward(frame), context.memory)
         else:
             refusal = refusal_of_write(written.op, tensor, str(error), frame, context)
             refusal = replace(refusal, carries_gradient=_carry_gradients(tensor, (*args, *kwargs.values())))
@@ -312,13 +312,6 @@ def _frames(traceback: TracebackType | None) -> list[FrameType]:
         found.append(traceback.tb_frame)
         traceback = traceback.tb_next
     return found[::-1]
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that called it, innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _called(frames: Iterable[FrameType], function: str) -> FrameType | None:

@@ -28,8 +28,7 @@ def is_stale(message: str) -> bool:
 def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
     """Return PyTorch's message for a stale save. Raises NotImplementedError if PyTorch raises that instead."""
     made_by = f", which is output {producer[1]} of {_shown(producer[0])}," if producer is not None else ""
-    said, _, rest = native_saves.said_of_a_stale(tensor).rpartition(" is at version 1; expected version 0 instead.")
-    return f"{said}{made_by} is at version {current}; expected version {expected} instead.{rest}"
+    return native_saves.said_of_a_stale(tensor, current, expected, made_by)
 
 
 def _shown(node: str) -> str:

@@ -31,7 +31,7 @@ from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import span_of
-from noclobber.observe.witness.witness import Change, change
+from noclobber.observe.witness.witness import Change, Witness, change
 
 KEPT = 256
 """How many inputs that Functions overwrote are remembered until a backward goes through them, and how many results."""
@@ -86,9 +86,7 @@ class Beside(Input):
 class _Result(NamedTuple):
     """A tensor in the graph that a call returned on memory that it was given."""
 
-    tensor: tensor_state.Weak[torch.Tensor]
-    storage: storages.StorageRef
-    key: int
+    memory: Witness
     made: Made
 
 
@@ -159,10 +157,10 @@ class Writers:
             return []
         found = []
         for result in list(self._results):
-            tensor = result.tensor()
-            if tensor is None or result.storage.expired() or storages.storage_key(tensor) != result.key:
+            tensor = result.memory.tensor()
+            if tensor is None or not result.memory.is_below(tensor):
                 self._results.remove(result)
-            elif result.key in keys:
+            elif result.memory.key in keys:
                 found.append(Beside(tensor, result.made))
         return found
 
@@ -173,7 +171,7 @@ class Writers:
         for tensor in _tensors(result):
             key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
             if key is not None and key in keys and (made_by := _made(tensor)) is not None:
-                self._results.append(_Result(tensor_state.Weak(tensor), storages.storage_ref(tensor), key, made_by))
+                self._results.append(_Result(Witness(key, tensor), made_by))
 
     def left(self, inputs: list[Input]) -> None:
         """Stop recording the writes to these inputs: their forward has returned or raised."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from noclobber.model.source import Owner, is_settled, owner_of
 from noclobber.observe.core.seen.sites import Place, place_of
+from noclobber.observe.torch_api.frames import outward
 
 gettrace = sys.gettrace
 """Python's own function. The name in `sys` is replaced while noclobber is on (exported_saves.py)."""
@@ -123,10 +124,9 @@ class _Traced:
         if tracer is not None and tracer is not self.trace:
             return False
         self._on = True
-        while frame is not None:
-            if frame.f_trace is None and _is_users(frame.f_code):
-                frame.f_trace = self._in_frame
-            frame = frame.f_back
+        for one in outward(frame):
+            if one.f_trace is None and _is_users(one.f_code):
+                one.f_trace = self._in_frame
         sys.settrace(self.trace)
         return True
 
@@ -140,10 +140,9 @@ class _Traced:
     def _let_go(self, frame: FrameType | None) -> None:
         if gettrace() is self.trace:
             sys.settrace(None)
-        while frame is not None:
-            if frame.f_trace is self._in_frame:
-                del frame.f_trace
-            frame = frame.f_back
+        for one in outward(frame):
+            if one.f_trace is self._in_frame:
+                del one.f_trace
 
     def _called(self, frame: FrameType) -> Trace | None:
         if not self._on:

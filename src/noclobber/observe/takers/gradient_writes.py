@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -20,6 +21,7 @@ from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.takers.gradient_consumers import ENGINE, Deliveries, Spoil, is_of_the_engine
 from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ class Gradients:
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
         """Record a write if it goes to a gradient that the engine gave to `node`."""
-        frames = list(_frames(frame))
+        frames = list(takewhile(lambda above: above.f_code.co_name != ENGINE, outward(frame)))
         given = next(
             (argument for call in _called(frames) for argument in _arguments(call) if _is_on(argument, key)), None
         )
@@ -176,13 +178,6 @@ class Gradients:
         self.given[:] = [spoil for spoil in self.given if spoil not in again and not spoil.handed.storage.expired()]
         for spoil in again:
             spoil.tell(None, self._context.bus.notice)
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames from this one up to the engine, innermost first."""
-    while frame is not None and frame.f_code.co_name != ENGINE:
-        yield frame
-        frame = frame.f_back
 
 
 def _called(frames: list[FrameType]) -> list[FrameType]:

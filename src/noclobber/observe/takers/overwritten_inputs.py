@@ -30,6 +30,7 @@ from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
@@ -187,11 +188,7 @@ def _lies_in(tensor: torch.Tensor, key: int, where: Geometry) -> bool:
 
 def _stack(frame: FrameType | None) -> int:
     """Return what tells the calls that led to a frame from others."""
-    calls: list[int] = []
-    while frame is not None:
-        calls += (id(frame.f_code), frame.f_lasti)
-        frame = frame.f_back
-    return hash(tuple(calls))
+    return hash(tuple((id(one.f_code), one.f_lasti) for one in outward(frame)))
 
 
 def _is_the_programs(hook: object) -> bool:

@@ -204,7 +204,6 @@ alive: look at it only while a tensor lives that begins at the address."""
 OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
 """In place of `shown`, for a large save of a tensor that requires no gradient. The tensor may lie on the `.grad` of a
 leaf, and backward adds to that. So every read hashes the bytes again."""
-_small: dict[int, Callable[[int], View]] = {}
 
 
 def shown(tensor: torch.Tensor) -> Shown | None:
@@ -216,12 +215,7 @@ def shown(tensor: torch.Tensor) -> Shown | None:
         if not tensor.is_contiguous():
             plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize) if size < LARGE else None
             return None if plan is None else (plan.at(begin), begin, plan.pieces)
-        at = _small.get(size)
-        if at is None:
-            if not 0 < size < LARGE:
-                return None
-            at = _small[size] = _viewer(size)
-        return at(begin), begin, None
+        return (_viewer(size)(begin), begin, None) if 0 < size < LARGE else None
     except _UNREADABLE:
         return None
 

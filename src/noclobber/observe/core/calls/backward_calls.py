@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
 
 from noclobber.model.error import ClobberError
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.records import Backward
 
@@ -31,11 +30,7 @@ class BackwardCalls:
         self.with_python: list[tuple[Way, Begin]] = []
         """The watchers of calls in which Python code runs."""
         self._ends: list[tuple[Way, Ended]] = []
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which nobody holds."""
-        self._beginning = threading.RLock()
+        self._beginning = lock()
 
     def watch(self, way: Way, begin: Begin, among: Collection[object] = ALWAYS) -> None:
         """Call `begin` before every call while there is anything in `among`, until the way is taken off."""

@@ -15,11 +15,11 @@ from torch.autograd.function import BackwardCFunction, Function
 
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.torch_api.dispatch import modes
 
 if TYPE_CHECKING:
-    from noclobber.observe.core.context import Context
 
     class _Ctx(torch.autograd.graph.Node):
         _forward_cls: type  # PyTorch's stubs lack it
@@ -101,14 +101,13 @@ class _Calls(threading.local):
         self.under_way: list[ForwardCall] = []
 
 
-def arm(context: Context, way: Way) -> None:
+def arm(forwards: CustomForwards, memory: Memory, way: Way) -> None:
     """See every call of a custom Function in threads that are watched, except of PyTorch's own Functions."""
-    forwards = context.forwards
     native = vars(Function)["apply"]  # a Python classmethod; since torch 2.15 one written in C++
     calls = _Calls()
 
     def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
-        if not context.thread.watched or cls.__module__.startswith("torch.") or modes.transforms_active():
+        if not memory.thread.watched or cls.__module__.startswith("torch.") or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)
         forwards.begin(call)
@@ -119,7 +118,7 @@ def arm(context: Context, way: Way) -> None:
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
             base = one._base if isinstance(one, torch.Tensor) and one.requires_grad else None
             if base is not None and not base.requires_grad:
-                context.memory.returned_by_function(one)
+                memory.returned_by_function(one)
 
     begins, ends = way.entry(began), way.entry(ended, also_off=True)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from noclobber.model.events import Tensor, Write
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.model.live_saves import EVERYWHERE, LiveSaves
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
@@ -74,11 +74,7 @@ class Memory:
         self.began: int | None = 0
         """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""
         self.thread = Thread()
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock that nobody holds. Called at the start and in a forked child."""
-        self._pruning = threading.Lock()
+        self._pruning = lock(threading.Lock)
 
     @property
     def recent(self) -> list[Record]:

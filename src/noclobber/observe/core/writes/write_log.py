@@ -14,7 +14,7 @@ from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import MOST_LOOKS
 from noclobber.observe.core.seen.records import Record, record
-from noclobber.observe.core.seen.sites import KINDS, SKIP, USER, place_of
+from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.core.writes import write_kernels
 from noclobber.observe.core.writes.kernel_functions import Before
@@ -37,20 +37,13 @@ def _every(context: Context) -> Before:
     """Return it for `install`: it remembers every write that may move a version."""
     memory, without_storage = context.memory, context.bus.not_seen
     frame_of, storage_key, recent, thread = sys._getframe, storages.storage_key, memory.logged, memory.thread
-    kinds = KINDS
 
     def before(written: Written, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
         if key is None:
             without_storage(_WITHOUT_STORAGE)
             return
-        frame = frame_of(1)
-        # The common case: go up through PyTorch's own frames to a user's frame, without a call.
-        while kinds.get(frame.f_code.co_filename) == SKIP and frame.f_back is not None:
-            frame = frame.f_back
-        code = frame.f_code
-        place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
-        noted = record(written, tensor, key, place, thread)
+        noted = record(written, tensor, key, place_of(frame_of()), thread)
         recent.append(noted)
         if len(recent) > MANY:
             leave_out(noted)
@@ -97,8 +90,8 @@ def _to_saves(context: Context) -> Before:
             without_storage(_WITHOUT_STORAGE)
             return None
         # First: whatever fails below, the program must not go on with a gradient where PyTorch raises.
-        if written.detaches and not context.core.guarded(context.parts.detached, context, tensor):
-            context.parts.detached_by_number(context, tensor)
+        if written.detaches:
+            context.parts.detached(context, tensor)
         off = not tracking()
         # Where what is written is outside of the graph or a leaf, nothing is hidden from autograd.
         untracked = off and (

@@ -83,7 +83,7 @@ def _watch_second_run(
     region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, kwargs: dict[str, object]
 ) -> None:
     """Note when a region runs again, and let it read the bytes from forward where they are preserved."""
-    weak, native, guarded = ref(frame), frame.recompute_fn, region.way.guarded
+    weak, native = ref(frame), frame.recompute_fn
 
     def begins(stack: ExitStack, args: tuple[object, ...]) -> bool:
         record: Any = weak()
@@ -96,16 +96,8 @@ def _watch_second_run(
         return region.past.enter_for(stack, record)
 
     def recompute_fn(*args: object) -> None:
-        stack, past = ExitStack(), region.past
-        leave = region.way.entry(stack.close, also_off=True)
-        try:
-            if not guarded(begins, stack, args):
-                leave()
-                if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
-                    raise ClobberError(forward_bytes.LOST)
+        with region.runs_again(lambda stack: begins(stack, args)):
             native(*args)
-        finally:
-            leave()
 
     frame.recompute_fn = passed_over(recompute_fn)
 
@@ -119,14 +111,16 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
     way, thread, bus = region.way, region.context.thread, region.context.bus
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
+    def packed(holder: Holder, tensor: torch.Tensor) -> None:
+        if thread.watched:
+            region.save(holder, tensor)
+
+    noted = way.entry(packed)
+
     @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> object:
         holder = pack(tensor)
-        try:  # as `Way.guarded` does, which costs more
-            if way.on and (thread.entered or thread.watched):
-                region.save(holder, tensor)
-        except Exception as failure:
-            way.fail(failure)
+        noted(holder, tensor)
         return holder
 
     def unpack_hook(holder: Holder) -> torch.Tensor:
@@ -136,11 +130,8 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
         except Exception as error:
             way.guarded(region.failed, error)
             raise
-        try:
-            if way.on and bus.told == told and region.is_as_saved(holder, tensor):
-                return tensor
-        except Exception as failure:
-            way.fail(failure)
+        if bus.told == told and way.guarded(region.is_as_saved, holder, tensor):
+            return tensor
         read = way.guarded(_read, region, frame, holder, tensor, told)
         if read is None and region.past is not None and region.past.has_put_back:
             raise ClobberError(forward_bytes.LOST)
