@@ -183,25 +183,19 @@ def arm_listening(context: Context, way: Way) -> None:
     context.customs.watch(way, partial(listen, context))
 
 
-def listen(context: Context, *_: object) -> Callable[..., None] | None:
+def listen(context: Context, *_: object) -> Callable[..., object] | None:
     """Log writes, and save with hooks, while Python code runs inside a backward that does without.
 
     Returns what ends this; None where there is nothing to do.
     """
     unlog = log(context)
-    if unlog is None:
-        return None
-    if (call := here()) is not None:  # the engine itself takes the hooks off again when the node has run
-        threads.wake_hooks(context, call)
+    if unlog is not None and (call := here()) is not None:
+        threads.wake_hooks(context, call)  # the engine itself takes them off again when the node has run
         context.calls.python_begins(call)
-
-    def rest(*_: object) -> None:
-        unlog()
-
-    return rest
+    return unlog
 
 
-def log(context: Context) -> Callable[[], object] | None:
+def log(context: Context) -> Callable[..., object] | None:
     """Log writes while a checkpointed region runs again inside a backward that does without.
 
     The region saves with PyTorch's own hooks, and is given no gradient that it could write into. Returns what ends
@@ -212,7 +206,7 @@ def log(context: Context) -> Callable[[], object] | None:
         return None
     spare_key.set_key(True)
     _share_reads(context, False)  # until the call ends: the code may overwrite a save that was read already
-    return partial(spare_key.set_key, False)
+    return lambda *_: spare_key.set_key(False)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from noclobber.observe.describe import carried_states, holders, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.frames import frame_above, outward
-from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import shape_of
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def _carry_gradients(tensor: torch.Tensor | None, given: Sequence[object]) -> bo
     which `...` says."""
     if any(one is ... for one in given):
         return None
-    listed = (each for one in given for each in (one if isinstance(one, (list, tuple)) else (one,)))
-    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in listed if one is not tensor)
+    return any(one.requires_grad for one in tensor_state.tensors_in(given) if one is not tensor)
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, context: Context) -> Refusal:

@@ -125,14 +125,13 @@ def _was_detached(handle: Handle) -> bool:
 
 
 _MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
-_OF_FUNCTION = (
-    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+_REFUSED = "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+_OF_FUNCTION = _REFUSED + (
     "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to "
     "handle view+inplace would override the custom backward associated with the custom Function, leading to incorrect "
     "gradients. This behavior is forbidden. You can fix this by cloning the output of the custom Function."
 )
-_MANY = (
-    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+_MANY = _REFUSED + (
     "This view is the output of a function that returns multiple views. Such functions do not allow the output views "
     "to be modified inplace. You should replace the inplace operation by an out-of-place one."
 )

@@ -6,7 +6,7 @@ A call may also overwrite what an earlier call returned, where both were given t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -168,7 +168,7 @@ class Writers:
         """Remember the tensors in the graph that a call returned on the memory of its arguments."""
         if not (keys := _given(args)):
             return
-        for tensor in _tensors(result):
+        for tensor in tensor_state.tensors_in(result):
             key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
             if key is not None and key in keys and (made_by := _made(tensor)) is not None:
                 self._results.append(_Result(Witness(key, tensor), made_by))
@@ -330,8 +330,7 @@ class Operators:
         results = writers.beside(values) if torch.is_grad_enabled() else []
         given = {
             (key, span_of(tensor)): tensor
-            for value in values
-            for tensor in _tensors(value)
+            for tensor in tensor_state.tensors_in(values)
             if (key := storages.storage_key(tensor)) is not None
         }
         for key, span in given:
@@ -369,10 +368,3 @@ class Operators:
         written = Written(op, (), uncounted=True, undeclared=True)
         noted = record(written, tensor, key, caller(), context.thread)
         handle.suspected().writes.append((noted, int(handle.alias._version)))
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        yield from (part for part in value if isinstance(part, torch.Tensor))

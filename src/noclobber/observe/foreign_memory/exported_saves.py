@@ -112,6 +112,7 @@ class ExportedSaves:
 
     def disarm(self) -> None:
         """Stop watching, and drop everything."""
+        self._context.memory.foreign_writers = None
         self.rest()
         self.handed.clear()
         self.exports.forget()
@@ -158,17 +159,12 @@ def arm(context: Context, way: Way) -> None:
         way.after(threading.Condition, "wait", exported.entered)
         way.before(concurrent.futures.thread._WorkItem, "run", exported.entered)
     way.patches.put(sys, "gettrace", _without_ours(exported.lines, way))
-    way.at_end(lambda: _disarm(context, exported))
+    way.at_end(exported.disarm)
     forked_children.arm(context, way, exported.processes, exported.rest)
     context.take_saves(way, exported.saved, among=exported.handed)
     context.memory.foreign_writers = exported
     context.contents.handed = exported.handed
     unseen_writers.arm(context, way)
-
-
-def _disarm(context: Context, exported: ExportedSaves) -> None:
-    context.memory.foreign_writers = None
-    exported.disarm()
 
 
 def _without_ours(followed: line_tracer.Lines, way: Way) -> Callable[[], object]:

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
-from noclobber.model.source import Owner, is_settled, owner_of
-from noclobber.observe.core.seen.sites import Place, place_of
+from noclobber.observe.core.seen.sites import KINDS, USER, Place, kind_of, place_of
 from noclobber.observe.torch_api.frames import outward
 
 gettrace = sys.gettrace
@@ -90,18 +89,9 @@ class _Engine(Protocol):
     def end(self) -> None: ...
 
 
-_user_files: dict[str, bool] = {}
-
-
 def _is_users(code: CodeType) -> bool:
-    path = code.co_filename
-    known = _user_files.get(path)
-    if known is None:
-        owner = owner_of(path)
-        known = owner is Owner.USER
-        if is_settled(path, owner):
-            _user_files[path] = known
-    return known
+    kind = KINDS.get(code.co_filename)
+    return (kind_of(code.co_filename) if kind is None else kind) == USER
 
 
 class _Traced:
@@ -111,7 +101,7 @@ class _Traced:
         self._moved = moved
         self._on = False
         self._in_frame: Trace = _guarded(self._event, failed)
-        self.trace: Trace = _guarded(_of_users_only(self._called), failed)
+        self.trace: Trace = _guarded(self._called, failed)
 
     def callbacks(self) -> tuple[Callback, ...]:
         return self.trace, self._event
@@ -144,7 +134,9 @@ class _Traced:
             if one.f_trace is self._in_frame:
                 del one.f_trace
 
-    def _called(self, frame: FrameType) -> Trace | None:
+    def _called(self, frame: FrameType, *_: object) -> Trace | None:
+        if not _is_users(frame.f_code):
+            return None
         if not self._on:
             self._let_go(frame)
             return None
@@ -174,18 +166,6 @@ def _guarded(event: Callable[..., T], failed: Callable[[Exception], None]) -> Ca
             return None
 
     return guarded
-
-
-def _of_users_only(called: Callable[[FrameType], Trace | None]) -> Trace:
-    """Return a trace function for user frames. It runs on every Python call, so it leaves other frames quickly."""
-    is_users = _user_files.get
-
-    def trace(frame: FrameType, event: str, argument: object) -> Trace | None:
-        if is_users(frame.f_code.co_filename) is False or not _is_users(frame.f_code):
-            return None
-        return called(frame)
-
-    return trace
 
 
 class _Monitored:

@@ -345,12 +345,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if _is_plain(value):
-                yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+    return filter(_is_plain, tensor_state.tensors_in(*values))
 
 
 def _others(args: tuple[Any, ...], position: int) -> list[torch.Tensor]:

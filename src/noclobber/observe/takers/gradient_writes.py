@@ -196,22 +196,20 @@ def _runs_function(code: CodeType) -> bool:
 
 
 def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a call was given, also those in a list or tuple."""
+    """Return the tensors that a call was given, also those in a list or tuple."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
-    for name in code.co_varnames[:count]:
-        value = frame.f_locals.get(name)
-        for argument in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(argument, torch.Tensor):
-                yield argument
+    return tensor_state.tensors_in(*(frame.f_locals.get(name) for name in code.co_varnames[:count]))
 
 
 def _keys(args: tuple[object, ...]) -> list[int]:
     """Return the storages of the gradients that a Function is given and that anybody else holds too. A boxed Function
     gets them in a list."""
-    given = [one for argument in args for one in (argument if isinstance(argument, list) else (argument,))]
-    tensors = [one for one in given if isinstance(one, torch.Tensor)]
-    shared = [one for one in tensors if tensor_state.use_count(one) > 1 or not storages.is_only_holder(one)]
+    shared = [
+        one
+        for one in tensor_state.tensors_in(args)
+        if tensor_state.use_count(one) > 1 or not storages.is_only_holder(one)
+    ]
     keys = {storages.storage_key(one) for one in shared}
     return [key for key in keys if key is not None]
 
