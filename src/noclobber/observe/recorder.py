@@ -154,7 +154,7 @@ CONTEXT = Context(
     )
 )
 """The only context of this process."""
-_SPARSE = (ALWAYS, CONTEXT.core.entry(partial(copy_before_write.saved, CONTEXT)))
+_SPARSE = (ALWAYS, CONTEXT.core.entry(copy_before_write.saved))
 """The taker of saves where bytes are preserved."""
 _ways: list[Way] = []
 

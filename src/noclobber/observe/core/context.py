@@ -221,14 +221,6 @@ class Context:
         """Return the watcher of writes that autograd cannot see."""
         return self.state(self.parts.untracked)
 
-    def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> After | None:
-        """Let a write that is about to happen meet live saves. Return what to call after it, None for nothing."""
-        return self.parts.meet(self, handles, tensor, noted)
-
-    def read(self, handle: Handle, digest: Digest, *, preserved: bool) -> torch.Tensor | None:
-        """Return the tensor of a save that may have changed; None where PyTorch decides."""
-        return self.parts.read(self, handle, digest, preserved)
-
     def take_saves(
         self, way: Way, saved: Callable[[Handle, torch.Tensor], object], among: Collection[object] = ALWAYS
     ) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable
-from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -35,7 +34,7 @@ Pack = Callable[[torch.Tensor], Handle]
 Unpack = Callable[[Handle], torch.Tensor]
 Hooks = tuple[Pack, Unpack]
 Read = Callable[[Handle, Digest], torch.Tensor | None]
-"""`Context.read` of saves that these hooks make."""
+"""`Parts.read` of saves that these hooks make."""
 
 _packs: WeakSet[Pack] = WeakSet()
 
@@ -62,7 +61,11 @@ def hooks(context: Context, late: Callable[[Context, torch.Tensor], Handle]) -> 
     `late` returns the handle of a save that these hooks are called for when what is seen has changed since. Where
     noclobber itself fails, a save only gets PyTorch's check of the version.
     """
-    contents, read = context.contents, partial(context.read, preserved=context.keeping)
+    contents, preserved = context.contents, context.keeping
+
+    def read(handle: Handle, digest: Digest) -> torch.Tensor | None:
+        return context.parts.read(context, handle, digest, preserved)
+
     unpack = _unpacking(context, read) if contents is None else _comparing(context, contents, read)
     compile_guard.never_compile(passed_over(unpack))
     return claim(_packing(context, contents, late)), unpack
@@ -74,8 +77,8 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     Inside pack, the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
     """
     new, of_view, reference = Handle, OfView, ref
-    live, history, takers = context.live, context.thread.history, context.takers
-    unsorted, add_node, add_place = live.unsorted, history.nodes.append, history.places.append
+    live, takers = context.live, context.takers
+    unsorted, add_to_history = live.unsorted, context.thread.history.add
     next_node, frame_of, now = engine_state.next_node, sys._getframe, latest
     at_save = contents.at_pack if contents is not None else None
     arming = context.armings
@@ -116,8 +119,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                 if memory is not None and views_are_visited:
                     leave_out(memory)
                     leave_out(memory[0])
-            add_node(node)
-            add_place(place)
+            add_to_history(node, place)
             for among, saved in takers:
                 if among:
                     saved(handle, tensor)

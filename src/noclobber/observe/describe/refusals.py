@@ -264,8 +264,7 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drif
     site = site_of_traceback(error.__traceback__)
     last = next(reversed(memory.recent), None)
     if "pack hook is modifying its input" in message and last is not None:
-        outer = site_of_traceback(error.__traceback__)
-        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")
+        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=site, call="save")
     if "Inference tensors cannot be saved" in message:
         return Refusal(message, site, saved=site, call="save")
     if (sloped := _SLOPED.search(message)) is not None:

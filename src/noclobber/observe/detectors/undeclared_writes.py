@@ -319,13 +319,9 @@ class Operators:
 
     def before(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
         """Called before an operator runs. Returns what to call after it; None where there is nothing to compare."""
-        context = self._context
+        context, live, writers = self._context, self._context.live, self._context.state(Writers)
         if context.contents is None or not context.thread.watched:
             return None
-        return self._looking(op, args, kwargs)
-
-    def _looking(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
-        context, live, writers = self._context, self._context.live, self._context.state(Writers)
         values = [*args, *kwargs.values()]
         results = writers.beside(values) if torch.is_grad_enabled() else []
         given = {

@@ -103,7 +103,7 @@ class Exports:
 
     def _giving(
         self,
-        holding: Callable[[torch.Tensor, object], Callable[[], bool]],
+        holding: Callable[[object], Callable[[], bool]],
         native: Method,
         name: str,
         *,
@@ -116,7 +116,7 @@ class Exports:
             while (relay := self._relays.get(frame.f_code)) is not None and frame.f_back is not None:
                 frame, by = frame.f_back, relay
             if type(tensor) in storages.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
-                self._hand(tensor, by, frame, holding(tensor, given))
+                self._hand(tensor, by, frame, holding(given))
 
         gave_away = self._way.entry(gave)
 
@@ -183,22 +183,22 @@ def _is_own(tensor: torch.Tensor) -> bool:
         return True
 
 
-def _always(tensor: torch.Tensor, given: object) -> Callable[[], bool]:
+def _always(_: object) -> Callable[[], bool]:
     """For an address or a capsule: noclobber cannot know who has it, so it counts as held."""
     return lambda: True
 
 
-def _never(tensor: torch.Tensor, given: object) -> Callable[[], bool]:
+def _never(_: object) -> Callable[[], bool]:
     return lambda: False
 
 
-def _alive(tensor: torch.Tensor, array: object) -> Callable[[], bool]:
+def _alive(array: object) -> Callable[[], bool]:
     """For an array that torch made: every view of the array holds it, so it lives while anybody holds the memory."""
     reference = ref(array)
     return lambda: reference() is not None
 
 
-def _used(tensor: torch.Tensor, storage: object) -> Callable[[], bool]:
+def _used(storage: object) -> Callable[[], bool]:
     """For a storage. Its Python object lives as long as torch's, so its references are counted."""
     return partial(_has_holders, ref(storage))
 

@@ -114,7 +114,7 @@ def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor
         context.memory.log(noted)
     if cuts:
         context.untracked.assigned(noted, tensor, value)
-    context.meet(handles, tensor, noted)
+    policy.meet(context, handles, tensor, noted)
     return [(tensor, handle) for handle in handles]
 
 
@@ -136,5 +136,5 @@ def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
     if context.memory.is_reread(key):
         context.memory.log(noted)
     if live:
-        context.meet(live, tensor, noted)
+        policy.meet(context, live, tensor, noted)
     return [(tensor, handle) for handle in live]

@@ -51,7 +51,7 @@ class Memory:
         self.live: LiveSaves[Handle] = LiveSaves(storages.storage_key, span_of)
         """The saves that autograd holds."""
         self.logged: list[Record] = []
-        """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
+        """The writes that Python has logged."""
         self.limit = RECENT
         self.steps: deque[Stepped] = deque()
         """Steps of optimizers that are not in `logged` yet."""
@@ -91,7 +91,7 @@ class Memory:
         return self.logged
 
     def log(self, record: Record) -> None:
-        """Remember a write. The kernels of operators do this themselves (write_log.py)."""
+        """Remember a write."""
         self.logged.append(record)
         if len(self.logged) > MANY:
             leave_out(record)

@@ -28,6 +28,11 @@ class History:
         self.nodes: deque[int] = deque(maxlen=HISTORY)
         self.places: deque[Place | None] = deque(maxlen=HISTORY)
 
+    def add(self, node: int, place: Place | None) -> None:
+        """Note where a node saves."""
+        self.nodes.append(node)
+        self.places.append(place)
+
     def place_of(self, node: int) -> Place | None:
         """Return where a node last saved; None if that is not known (any more)."""
         rows = zip(reversed(self.nodes), reversed(self.places), strict=True)

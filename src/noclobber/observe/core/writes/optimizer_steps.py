@@ -150,7 +150,7 @@ def _about_to_write(
         if context.watching:
             met, _ = context.live.meeting(key, span(noted.geometry), parameter)
             if met.handles:
-                context.meet(met.handles, parameter, noted)
+                context.parts.meet(context, met.handles, parameter, noted)
 
 
 _steps: dict[tuple[object, ...], Step] = {}

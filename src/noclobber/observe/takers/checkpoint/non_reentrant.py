@@ -48,9 +48,15 @@ def arm(context: Context, way: Way) -> None:
             read = reads.read_by(function, args, kwargs)
             region = CheckpointRegion(context, way, place_of(caller), read)
             if context.keeping:
-                region.past = _past(region, frame, read)
+                weak = ref(frame)
+                region.past = forward_bytes.Past(
+                    context, way, region.place, lambda: is_in_forward(weak()), read.tensors
+                )
             _watch_second_run(region, frame, function, kwargs)
             _watch(region, hooks, frame)
+
+    def is_in_forward(frame: forward_bytes.RegionFrame | None) -> bool:
+        return frame is not None and not frame.forward_completed
 
     def _checkpoint_hook(frame: forward_bytes.RegionFrame) -> object:
         hooks, caller = native(frame), sys._getframe(1)
@@ -66,17 +72,6 @@ def arm(context: Context, way: Way) -> None:
 
     way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
     way.patches.put(torch.utils.checkpoint, "_recomputation_hook", _recomputation_hook)
-
-
-def _past(region: CheckpointRegion, frame: forward_bytes.RegionFrame, read: reads.Reads) -> forward_bytes.Past:
-    """Return what makes a region run again with the bytes that it read in forward."""
-    weak = ref(frame)
-
-    def in_forward() -> bool:
-        record = weak()
-        return record is not None and not record.forward_completed
-
-    return forward_bytes.Past(region.context, region.way, region.place, in_forward, read.tensors)
 
 
 def _watch_second_run(
