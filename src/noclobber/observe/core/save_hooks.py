@@ -66,7 +66,7 @@ def hooks(context: Context, late: Callable[[Context, torch.Tensor], Handle]) -> 
     def read(handle: Handle, digest: Digest) -> torch.Tensor | None:
         return context.parts.read(context, handle, digest, preserved)
 
-    unpack = _unpacking(context, read) if contents is None else _comparing(context, contents, read)
+    unpack = _unpacking(context, contents, read)
     compile_guard.never_compile(passed_over(unpack))
     return claim(_packing(context, contents, late)), unpack
 
@@ -132,41 +132,25 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     return pack
 
 
-def _unpacking(context: Context, read: Read) -> Unpack:
-    """Return the unpack hook that compares versions: PyTorch does not, once hooks are set (saved_variable.cpp)."""
+def _unpacking(context: Context, contents: Contents | None, read: Read) -> Unpack:
+    """Return the unpack hook. It compares versions, as PyTorch does not once hooks are set (saved_variable.cpp); and
+    fingerprints where contents are watched."""
+    address, at_read = storages.address, None if contents is None else contents.at_read
 
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
-        if alias._version == handle.version and handle.suspect is None:
-            return alias
+        digest: Digest = None
         try:
-            if (found := read(handle, None)) is not None:
-                return found
-        except ClobberError:
-            raise
-        except Exception as failure:
-            context.core.fail(failure)
-        return checked(handle)
-
-    return unpack
-
-
-def _comparing(context: Context, contents: Contents, read: Read) -> Unpack:
-    """Return the unpack hook that compares fingerprints too."""
-    address, at_read = storages.address, contents.at_read
-
-    def unpack_and_compare(handle: Handle) -> torch.Tensor:
-        alias = handle.alias
-        try:
-            memory = handle.shown
             is_same = alias._version == handle.version and handle.suspect is None
-            # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
-            if memory is None or memory is OUTSIDE or address(alias) != memory[1]:
-                digest_of_now = fingerprint if memory is OUTSIDE else at_read
-                digest = None if handle.digest is None or handle.kept is not None else digest_of_now(alias)
-            else:
-                digest = digest_of(memory)
-            if is_same and digest == handle.digest:
+            if at_read is not None:
+                memory = handle.shown
+                # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
+                if memory is not None and memory is not OUTSIDE and address(alias) == memory[1]:
+                    digest = digest_of(memory)
+                elif handle.digest is not None and handle.kept is None:
+                    digest = (fingerprint if memory is OUTSIDE else at_read)(alias)
+                is_same = is_same and digest == handle.digest
+            if is_same:
                 return alias
             if (found := read(handle, digest)) is not None:
                 return found
@@ -176,7 +160,7 @@ def _comparing(context: Context, contents: Contents, read: Read) -> Unpack:
             context.core.fail(failure)
         return checked(handle)
 
-    return unpack_and_compare
+    return unpack
 
 
 _STALE = "one of the variables needed for gradient computation has been modified by an inplace operation"

@@ -263,6 +263,7 @@ def arm_transforms(context: Context, way: Way) -> None:
     afterwards."""
     autograd = private.lookup("_C._autograd")
     disable = private.lookup("_C._autograd._saved_tensors_hooks_disable")
+    private.lookup("_C._autograd._saved_tensors_hooks_enable")
 
     def _saved_tensors_hooks_disable(*args: object, **kwargs: object) -> None:
         way.guarded(withdraw, context, args[0] if args else "")

@@ -131,10 +131,7 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
     """
     if "is a view" not in message:
         return None
-    try:
-        number = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else None
-    except RuntimeError:
-        return None
+    number = None if (node := graph.maker_of(tensor)) is None else node._sequence_nr()
     return next((site_of(place) for seen, _, place in reversed(memory.views) if seen == number), None)
 
 

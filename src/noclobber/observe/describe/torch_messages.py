@@ -160,7 +160,5 @@ def produced(tensor: torch.Tensor) -> tuple[str, int] | None:
 
     PyTorch itself asks for the node before it raises, so asking changes nothing.
     """
-    try:
-        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
-    except RuntimeError:
-        return None
+    node = graph.maker_of(tensor)
+    return None if node is None else (node.name(), tensor.output_nr)

@@ -259,10 +259,7 @@ def _made(tensor: torch.Tensor) -> Made | None:
     PyTorch is about to read the same node itself. It refuses for one of several views whose base was written, and will
     then raise its own error.
     """
-    try:
-        node = tensor.grad_fn
-    except RuntimeError:
-        return None
+    node = graph.maker_of(tensor)
     return None if node is None else (node._sequence_nr(), node.name(), tensor.output_nr)
 
 
