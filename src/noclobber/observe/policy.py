@@ -117,17 +117,12 @@ def _entering(handles: list[Handle], tensor: torch.Tensor) -> After:
     return written
 
 
-def detached(context: Context, tensor: torch.Tensor) -> None:
-    """Note a tensor that is about to be detached in place with its saves, on whatever memory they are.
+def detached(context: Context, tensor: torch.Tensor) -> bool:
+    """Note a tensor that is about to be detached in place with its saves, on whatever memory they are; return True.
 
     PyTorch refuses to unpack an input that was detached after its save (saved_variable.cpp). It refuses to detach a
     view at once, and reading the node of a view may raise another error.
     """
-    if not context.core.guarded(_detached, context, tensor):
-        _detached_by_number(context, tensor)
-
-
-def _detached(context: Context, tensor: torch.Tensor) -> bool:
     producer = None if tensor._is_view() else tensor.grad_fn
     if producer is not None:
         context.live.all()  # every save has a handle then, also one that the native part has taken
@@ -138,8 +133,8 @@ def _detached(context: Context, tensor: torch.Tensor) -> bool:
     return True
 
 
-def _detached_by_number(context: Context, tensor: torch.Tensor) -> None:
-    """Do the same where that has failed: without it the program would go on with a wrong gradient.
+def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
+    """Do the same where `detached` has failed: without it the program would go on with a wrong gradient.
 
     The numbers of nodes decide, which are right but for other threads and remade views.
     """

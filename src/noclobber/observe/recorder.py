@@ -143,6 +143,7 @@ CONTEXT = Context(
     Parts(
         meet=policy.meet,
         detached=policy.detached,
+        detached_by_number=policy.detached_by_number,
         read=policy.read,
         around=user_save_hooks.around,
         look=holders.look,

@@ -133,8 +133,10 @@ class Parts(NamedTuple):
 
     meet: Callable[[Context, list[Handle], torch.Tensor, Record], After | None]
     """Called before a write that meets live saves. Returns what to call after the write, None for nothing."""
-    detached: Callable[[Context, torch.Tensor], None]
-    """Called before a tensor is detached in place."""
+    detached: Callable[[Context, torch.Tensor], bool]
+    """Called before a tensor is detached in place. Returns True."""
+    detached_by_number: Callable[[Context, torch.Tensor], None]
+    """Called instead where that has failed."""
     read: Callable[[Context, Handle, Digest, bool], torch.Tensor | None]
     """Returns the tensor of a save that may have changed; None where PyTorch decides. The flag says that the save was
     made where bytes were preserved."""

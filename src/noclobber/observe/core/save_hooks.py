@@ -93,7 +93,11 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                 handle = new(tensor)
             else:
                 handle = of_view(tensor) if tensor.requires_grad else of_view_outside(tensor)
-            handle.alias = alias = alias_of(tensor)
+            try:
+                alias = tensor.detach()  # what `alias_of` does, without a call that may fail
+            except (RuntimeError, NotImplementedError, TypeError):
+                alias = alias_of(tensor)
+            handle.alias = alias
             handle.version = alias._version
             handle.suspect = memory = None
             if at_save is None:

@@ -75,7 +75,7 @@ class Bridge:
         self.set_step, self.set_sharing = native.set_step, native.share
         self.set_careful, self.set_keeping = native.set_careful, native.set_keeping
         records.following = native.next_moment
-        reads.fast_walk = partial(native.walk, reads.KINDS)
+        reads.walk_with(partial(native.walk, reads.KINDS))
         unlocked_in_child(self)
 
     def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:

@@ -201,6 +201,9 @@ OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
 leaf, and backward adds to that. So every read hashes the bytes again."""
 
 
+_small: dict[int, Callable[[int], View]] = {}
+
+
 def shown(tensor: torch.Tensor) -> Shown | None:
     """Return what shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
@@ -210,7 +213,12 @@ def shown(tensor: torch.Tensor) -> Shown | None:
         if not tensor.is_contiguous():
             plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize) if size < LARGE else None
             return None if plan is None else (plan.at(begin), begin, plan.pieces)
-        return (_viewer(size)(begin), begin, None) if 0 < size < LARGE else None
+        at = _small.get(size)
+        if at is None:
+            if not 0 < size < LARGE:
+                return None
+            at = _small[size] = _viewer(size)
+        return at(begin), begin, None
     except _UNREADABLE:
         return None
 

@@ -85,7 +85,7 @@ def read_by(
         else:
             names = _parameters(function) if names is None else names
             first.append((names[index] if index < len(names) else f"argument {index + 1}", argument))
-    found.values = fast_walk([*first, *(kwargs or {}).items()], function, _DEEPEST, states, found.tensors)
+    found.values = _walk([*first, *(kwargs or {}).items()], function, _DEEPEST, states, found.tensors)
     return found
 
 
@@ -374,8 +374,13 @@ KINDS = (
     _LONGEST,
 )
 """What the native part needs to know for `walk`, in the order of its `Kinds`."""
-fast_walk: Callable[..., Iterable[Value]] = walk
-"""What does the walk; the native part sets this."""
+_walk: Callable[..., Iterable[Value]] = walk
+
+
+def walk_with(native: Callable[..., Iterable[Value]]) -> None:
+    """Let the native part do the walk from now on."""
+    global _walk
+    _walk = native
 
 
 # -- what differs between two runs -------------------------------------------------------------------------------------

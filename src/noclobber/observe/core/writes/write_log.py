@@ -84,8 +84,8 @@ def _to_saves(context: Context) -> Before:
             without_storage(_WITHOUT_STORAGE)
             return None
         # First: whatever fails below, the program must not go on with a gradient where PyTorch raises.
-        if written.detaches:
-            context.parts.detached(context, tensor)
+        if written.detaches and not context.core.guarded(context.parts.detached, context, tensor):
+            context.parts.detached_by_number(context, tensor)
         off = not tracking()
         # Where what is written is outside of the graph or a leaf, nothing is hidden from autograd.
         untracked = off and (

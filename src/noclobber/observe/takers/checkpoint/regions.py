@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Tensor, Write
 from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, owner_of
@@ -37,9 +36,6 @@ from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
-
-
-T = TypeVar("T")
 
 
 class Holder(Protocol):
@@ -179,21 +175,6 @@ class CheckpointRegion:
             second_runs.append((self.again, moment()))
 
         run.callback(ended)
-
-    @contextmanager
-    def runs_again(self, begins: Callable[[ExitStack], T | None]) -> Iterator[T | None]:
-        """Run the region again in this block. `begins` enters what must be in force meanwhile; the block gets what it
-        returns, None where it has failed. Raises ClobberError if the bytes of forward cannot be put back then."""
-        stack = ExitStack()
-        leave = self.way.entry(stack.close, also_off=True)
-        try:
-            if (begun := self.way.guarded(begins, stack)) is None:
-                leave()
-                if self.past is not None and any(needed.suspect is not None for needed in list(self.past.reached)):
-                    raise ClobberError(forward_bytes.LOST)
-            yield begun
-        finally:
-            leave()
 
     def unfilled(self) -> list[RegionSave]:
         """Return the saves without a value if the second run stops as soon as everything is saved: their operator
