@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import replace
 from typing import TypeVar
 
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.model.report import Report
 
 Counted = TypeVar("Counted", bound=Report)
@@ -28,11 +27,7 @@ class Sampling:
         self._due = 0
         self._under_way = False
         self.steps = self._watched = 0
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which no thread holds."""
-        self._counting = threading.RLock()  # a signal or a garbage collection that comes meanwhile may begin a step
+        self._counting = lock()
 
     def begins(self) -> bool:
         """Count a step. Return True if it is to be watched: then `ends` must be called."""

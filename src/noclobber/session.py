@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.model.hints import Hint, Opportunity
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
@@ -104,11 +103,7 @@ class Session:
         self._lost: dict[Lost, None] = {}
         self._noted: tuple[weakref.ref[ClobberError] | None, list[Finding], str] = (None, [], "")
         """The last error that got a note, the findings in that note, and its text."""
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which no thread holds."""
-        self._counting = threading.RLock()  # a garbage collection that runs meanwhile may come here too
+        self._counting = lock()
 
     @property
     def started(self) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 
@@ -17,6 +18,17 @@ class Locked(Protocol):
 
 
 _locked: WeakSet[Locked] = WeakSet()
+_locks: WeakSet[Any] = WeakSet()
+
+
+def lock(kind: Callable[[], Any] = threading.RLock) -> Any:
+    """Return a lock that nobody holds in a child that this process forks.
+
+    The usual kind lets its thread in again: a garbage collection or a signal may run code that locks while it is held.
+    """
+    made = kind()
+    _locks.add(made)
+    return made
 
 
 def unlocked_in_child(one: Locked) -> None:
@@ -26,6 +38,8 @@ def unlocked_in_child(one: Locked) -> None:
 
 
 def _in_child() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as the locks of Python's own library (3.9 to 3.14)
     for one in list(_locked):
         one.unlock()
 

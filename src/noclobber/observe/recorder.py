@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from noclobber.model.error import UnsupportedTorch
 from noclobber.observe import policy
-from noclobber.observe.core import boundary, engine, interpose, save_hooks, threads
+from noclobber.observe.core import blamed_lines, boundary, engine, save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import custom_backwards, custom_forwards
 from noclobber.observe.core.calls.backward_calls import ALWAYS
@@ -56,33 +56,21 @@ class Seen(NamedTuple):
     """Whether it is armed only if saves are watched."""
 
 
-def _warnings(context: Context, way: Way) -> None:
-    interpose.on_warnings(way)
-
-
-def _compiled(context: Context, way: Way) -> None:
+def _compiled(_: Context, way: Way) -> None:
     way.at_end(compile_guard.skip_ours(way.patches))
     way.at_end(compile_guard.FRAMES.disarm)
     compile_guard.FRAMES.arm(way.patches)
 
 
-def _operators(context: Context, way: Way) -> None:
-    interpose.on_new_operators(way, write_kernels.look_at, write_kernels.scan)
-
-
-def _saved_tensors(context: Context, way: Way) -> None:
-    interpose.on_saved_tensors(way, save_hooks.originals)
-
-
 def _custom_functions(context: Context, way: Way) -> None:
-    custom_forwards.arm(context.forwards, way, lambda: context.thread.watched, context.memory)
+    custom_forwards.arm(context.forwards, context.memory, way)
 
 
 SEEN: tuple[Seen, ...] = (
-    Seen("lines that warnings blame", _warnings, of_saves=False),
+    Seen("lines that warnings blame", blamed_lines.arm, of_saves=False),
     Seen("regions that torch.compile compiles", _compiled, of_saves=False),
     Seen("threads that the program starts", threads.arm, lasting=True, of_saves=False),
-    Seen("operators that the program defines", _operators, of_saves=False),
+    Seen("operators that the program defines", write_kernels.arm, of_saves=False),
     Seen("writes of custom Functions in backward", engine.arm_listening, of_saves=False),
     Seen("writes into gradients", gradient_writes.arm, of_saves=False),
     Seen("saves under the program's own saved-tensor hooks", user_save_hooks.arm, of_saves=False),
@@ -91,7 +79,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("tensors whose dimensions have names", named_tensors.arm, lasting=True, of_saves=False),
     Seen("hooks that the program registers on a save", hooks_on_saves.arm),
     Seen("saves that a backward with create_graph makes of its inputs", double_backward.arm),
-    Seen("what ctx.saved_tensors gives", _saved_tensors),
+    Seen("what ctx.saved_tensors gives", save_hooks.arm_originals),
     Seen("assignments to `.data`", other_memory.arm_assignments),
     Seen("the checks of `swap_tensors`", checks_of_swaps.arm),
     Seen("tensors that are swapped", other_memory.arm_swaps),
@@ -167,7 +155,7 @@ CONTEXT = Context(
     )
 )
 """The only context of this process."""
-_SPARSE = (ALWAYS, CONTEXT.core.entry(partial(copy_before_write.saved, CONTEXT)))
+_SPARSE = (ALWAYS, CONTEXT.core.entry(copy_before_write.saved))
 """The taker of saves where bytes are preserved."""
 _ways: list[Way] = []
 

@@ -18,13 +18,7 @@ from noclobber.observe.takers.overwritten_inputs import AskedInputs
 from noclobber.observe.torch_api import releases
 from noclobber.observe.torch_api.dispatch import compile_guard
 
-
-def subscribe(one: Subscriber) -> None:
-    """Send events to a listener from now on, each once, and watch the calling thread.
-
-    Raises UnsupportedTorch if noclobber cannot watch.
-    """
-    recorder.subscribe(one)
+subscribe = recorder.subscribe
 
 
 def unsubscribe(one: Subscriber) -> Coverage:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 import weakref
 from contextlib import suppress
 from dataclasses import replace
 
-from noclobber.model.forks import at_fork, unlocked_in_child
+from noclobber.model.forks import at_fork, lock
 from noclobber.model.report import Report, ReportError
 from noclobber.processes.member import Member, Order
 from noclobber.processes.merging import report_of, with_own
@@ -30,11 +29,7 @@ class Blocks:
         self._member: Member | None = None
         self._all = Report()
         self._forks = 0
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which no thread holds."""
-        self._counting = threading.RLock()  # a garbage collection that comes meanwhile may begin a block
+        self._counting = lock()
 
     def begin(self) -> None:
         """Watch a block that begins in this thread."""

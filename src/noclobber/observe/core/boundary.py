@@ -14,6 +14,7 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import PurePath
+from types import ModuleType
 from typing import ParamSpec, TypeVar
 
 from noclobber.model.error import ClobberError, UnsupportedTorch
@@ -64,6 +65,34 @@ class Way:
                 end()
             except Exception as failure:
                 self._told(lost(self.name, failure))
+
+    def add(self, those: list[T], one: T) -> None:
+        """Add to a list until the recorder disarms."""
+        those.append(one)
+        self.at_end(lambda: those.remove(one))
+
+    def before(self, owner: type | ModuleType, name: str, call: Callable[..., object]) -> None:
+        """Call `call` before each call of a function of PyTorch, with its arguments."""
+        native, first = getattr(owner, name), self.entry(call)
+
+        @functools.wraps(native)
+        def called(*args: object, **kwargs: object) -> object:
+            first(*args, **kwargs)
+            return native(*args, **kwargs)
+
+        self.patches.put(owner, name, called)
+
+    def after(self, owner: type | ModuleType, name: str, call: Callable[..., object]) -> None:
+        """Call `call` after each call of a function of PyTorch that returns, with the result and the arguments."""
+        native, then = getattr(owner, name), self.entry(call)
+
+        @functools.wraps(native)
+        def called(*args: object, **kwargs: object) -> object:
+            result = native(*args, **kwargs)
+            then(result, *args, **kwargs)
+            return result
+
+        self.patches.put(owner, name, called)
 
     def guarded(self, make: Callable[..., T], *args: object, also_off: bool = False) -> T | None:
         """Return what `make` returns of `args`; None if it fails, or if the way is off. Raises only ClobberError.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.model.events import Refusal
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.model.kept import Kept
 from noclobber.model.report import Lost
 from noclobber.model.silent import Event
@@ -53,11 +52,7 @@ class Bus:
         """How often each thing was not seen, for the report's coverage."""
         self.lost: dict[Lost, int] = {}
         """How often each failure happened."""
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which nobody holds."""
-        self._counting = threading.RLock()  # reentrant: a garbage collection may run code that locks again
+        self._counting = lock()
 
     def tell(self, clobbers: list[Clobber], error: RuntimeError | None, call: Backward | None = None) -> None:
         """Report clobbers to the listeners. `call` is the backward call that read them, None the one under way."""

@@ -5,7 +5,6 @@ Dispatch keys, hooks and patches belong to a process or a thread in PyTorch, nev
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.calls.backward_calls import ALWAYS, BackwardCalls
@@ -159,42 +158,6 @@ class Parts(NamedTuple):
 class Context:
     """The shared state. It imports no watcher: it is made with its `parts`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_counting",
-        "_states",
-        "accounts",
-        "allocations",
-        "armed",
-        "armings",
-        "attended",
-        "attentive",
-        "before_backward",
-        "bus",
-        "by_key",
-        "calls",
-        "careful",
-        "contents",
-        "core",
-        "customs",
-        "entered",
-        "era",
-        "everywhere",
-        "forwards",
-        "keeping",
-        "live",
-        "memory",
-        "native",
-        "parts",
-        "put_off",
-        "python_in_backward",
-        "stop_writes",
-        "takers",
-        "thread",
-        "unseen",
-        "watching",
-    )
-
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.bus = Bus()
@@ -247,11 +210,7 @@ class Context:
         self.era = 0
         """How often noclobber has stopped seeing saves."""
         self._states: dict[object, object] = {}
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which nobody holds."""
-        self._counting = threading.RLock()  # reentrant: a garbage collection may run code that locks again
+        self._counting = lock()
 
     def state(self, kind: Callable[[Context], State]) -> State:
         """Return what a detector remembers, made on the first call. It outlives a change of mode, but not `forget`."""
@@ -264,21 +223,11 @@ class Context:
         """Return the watcher of writes that autograd cannot see."""
         return self.state(self.parts.untracked)
 
-    def meet(self, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> After | None:
-        """Let a write that is about to happen meet live saves. Return what to call after it, None for nothing."""
-        return self.parts.meet(self, handles, tensor, noted)
-
-    def read(self, handle: Handle, digest: Digest, *, preserved: bool) -> torch.Tensor | None:
-        """Return the tensor of a save that may have changed; None where PyTorch decides."""
-        return self.parts.read(self, handle, digest, preserved)
-
     def take_saves(
         self, way: Way, saved: Callable[[Handle, torch.Tensor], object], among: Collection[object] = ALWAYS
     ) -> None:
         """Call `saved` after each save while there is anything in `among`, until the way is taken off."""
-        taker = among, way.entry(saved)
-        self.takers.append(taker)
-        way.at_end(lambda: self.takers.remove(taker))
+        way.add(self.takers, (among, way.entry(saved)))
 
     def forget(self) -> None:
         """Drop everything that was seen."""

@@ -38,13 +38,7 @@ def arm(context: Context, way: Way) -> None:
     def _engine_run_backward(t_outputs: Iterable[object], *args: object, **kwargs: object) -> object:
         # The function has PyTorch's own name: code that walks the stack finds the engine by it.
         # The frame is not kept in a variable: one that refers to itself keeps all others until a garbage collection.
-        try:  # as `Way.entry` does, which costs more
-            call = begins(sys._getframe(), t_outputs, args, kwargs) if way.on else None
-        except ClobberError:
-            raise
-        except Exception as failure:
-            way.fail(failure)
-            call = None
+        call = begins(sys._getframe(), t_outputs, args, kwargs)
         if call is None:
             return engine(t_outputs, *args, **kwargs)
         try:
@@ -62,9 +56,10 @@ def arm(context: Context, way: Way) -> None:
             raise
         return result
 
-    begins, has_ended = _beginning(context), way.entry(partial(_has_ended, context), also_off=True)
+    both: tuple[Callable[..., Backward | None], Callable[..., None]] = _beginning(context), partial(_has_ended, context)
     if context.native is not None and context.by_key:
-        begins, has_ended = context.native.around_backward(begins, has_ended, _LINES)
+        both = context.native.around_backward(*both, _LINES)
+    begins, has_ended = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 
@@ -188,25 +183,19 @@ def arm_listening(context: Context, way: Way) -> None:
     context.customs.watch(way, partial(listen, context))
 
 
-def listen(context: Context, *_: object) -> Callable[..., None] | None:
+def listen(context: Context, *_: object) -> Callable[..., object] | None:
     """Log writes, and save with hooks, while Python code runs inside a backward that does without.
 
     Returns what ends this; None where there is nothing to do.
     """
     unlog = log(context)
-    if unlog is None:
-        return None
-    if (call := here()) is not None:  # the engine itself takes the hooks off again when the node has run
-        threads.wake_hooks(context, call)
+    if unlog is not None and (call := here()) is not None:
+        threads.wake_hooks(context, call)  # the engine itself takes them off again when the node has run
         context.calls.python_begins(call)
-
-    def rest(*_: object) -> None:
-        unlog()
-
-    return rest
+    return unlog
 
 
-def log(context: Context) -> Callable[[], object] | None:
+def log(context: Context) -> Callable[..., object] | None:
     """Log writes while a checkpointed region runs again inside a backward that does without.
 
     The region saves with PyTorch's own hooks, and is given no gradient that it could write into. Returns what ends
@@ -217,7 +206,7 @@ def log(context: Context) -> Callable[[], object] | None:
         return None
     spare_key.set_key(True)
     _share_reads(context, False)  # until the call ends: the code may overwrite a save that was read already
-    return partial(spare_key.set_key, False)
+    return lambda *_: spare_key.set_key(False)
 
 
 @contextmanager

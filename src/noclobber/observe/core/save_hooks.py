@@ -6,7 +6,6 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable
-from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
@@ -15,16 +14,18 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from noclobber.model.error import ClobberError
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle, OfView, alias_of, of_view_outside, versioned
 from noclobber.observe.core.seen.records import latest
-from noclobber.observe.core.seen.sites import KINDS, SKIP, USER, place_of
+from noclobber.observe.core.seen.sites import place_of
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, hash_of, shown
+from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, shown
 
 if TYPE_CHECKING:
     from torch.autograd.function import BackwardCFunction
@@ -33,7 +34,7 @@ Pack = Callable[[torch.Tensor], Handle]
 Unpack = Callable[[Handle], torch.Tensor]
 Hooks = tuple[Pack, Unpack]
 Read = Callable[[Handle, Digest], torch.Tensor | None]
-"""`Context.read` of saves that these hooks make."""
+"""`Parts.read` of saves that these hooks make."""
 
 _packs: WeakSet[Pack] = WeakSet()
 
@@ -60,8 +61,12 @@ def hooks(context: Context, late: Callable[[Context, torch.Tensor], Handle]) -> 
     `late` returns the handle of a save that these hooks are called for when what is seen has changed since. Where
     noclobber itself fails, a save only gets PyTorch's check of the version.
     """
-    contents, read = context.contents, partial(context.read, preserved=context.keeping)
-    unpack = _unpacking(context, read) if contents is None else _comparing(context, contents, read)
+    contents, preserved = context.contents, context.keeping
+
+    def read(handle: Handle, digest: Digest) -> torch.Tensor | None:
+        return context.parts.read(context, handle, digest, preserved)
+
+    unpack = _unpacking(context, contents, read)
     compile_guard.never_compile(passed_over(unpack))
     return claim(_packing(context, contents, late)), unpack
 
@@ -71,9 +76,9 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
 
     Inside pack, the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
     """
-    new, of_view, reference, kinds = Handle, OfView, ref, KINDS
-    live, history, takers = context.live, context.thread.history, context.takers
-    unsorted, add_node, add_place = live.unsorted, history.nodes.append, history.places.append
+    new, of_view, reference = Handle, OfView, ref
+    live, takers = context.live, context.takers
+    unsorted, add_to_history = live.unsorted, context.thread.history.add
     next_node, frame_of, now = engine_state.next_node, sys._getframe, latest
     at_save = contents.at_pack if contents is not None else None
     arming = context.armings
@@ -89,7 +94,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
             else:
                 handle = of_view(tensor) if tensor.requires_grad else of_view_outside(tensor)
             try:
-                alias = tensor.detach()  # what `alias_of` does, without a call for each save
+                alias = tensor.detach()  # what `alias_of` does, without a call that may fail
             except (RuntimeError, NotImplementedError, TypeError):
                 alias = alias_of(tensor)
             handle.alias = alias
@@ -104,20 +109,10 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                     if not tensor.requires_grad:
                         handle.shown = OUTSIDE
                 else:
-                    handle.digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
+                    handle.digest = digest_of(memory)
             handle.node = node = next_node() - 1
             handle.moment = moment
-            try:
-                frame = frame_of(1)
-            except ValueError:  # a thread without Python frames (frames.frame_above)
-                frame = frame_of()
-            code = frame.f_code
-            # The common case: go up through PyTorch's own frames to a user's frame, without a call.
-            while kinds.get(code.co_filename) == SKIP and frame.f_back is not None:
-                frame = frame.f_back
-                code = frame.f_code
-            place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
-            handle.place = place
+            handle.place = place = place_of(frame_of())
             filed = reference(handle)
             unsorted.append(filed)
             if len(unsorted) > live.limit:
@@ -128,8 +123,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                 if memory is not None and views_are_visited:
                     leave_out(memory)
                     leave_out(memory[0])
-            add_node(node)
-            add_place(place)
+            add_to_history(node, place)
             for among, saved in takers:
                 if among:
                     saved(handle, tensor)
@@ -142,15 +136,27 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     return pack
 
 
-def _unpacking(context: Context, read: Read) -> Unpack:
-    """Return the unpack hook that compares versions: PyTorch does not, once hooks are set (saved_variable.cpp)."""
+def _unpacking(context: Context, contents: Contents | None, read: Read) -> Unpack:
+    """Return the unpack hook. It compares versions, as PyTorch does not once hooks are set (saved_variable.cpp); and
+    fingerprints where contents are watched."""
+    address, at_read = storages.address, None if contents is None else contents.at_read
 
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
-        if alias._version == handle.version and handle.suspect is None:
-            return alias
+        digest: Digest = None
         try:
-            if (found := read(handle, None)) is not None:
+            is_same = alias._version == handle.version and handle.suspect is None
+            if at_read is not None:
+                memory = handle.shown
+                # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
+                if memory is not None and memory is not OUTSIDE and address(alias) == memory[1]:
+                    digest = digest_of(memory)
+                elif handle.digest is not None and handle.kept is None:
+                    digest = (fingerprint if memory is OUTSIDE else at_read)(alias)
+                is_same = is_same and digest == handle.digest
+            if is_same:
+                return alias
+            if (found := read(handle, digest)) is not None:
                 return found
         except ClobberError:
             raise
@@ -161,35 +167,6 @@ def _unpacking(context: Context, read: Read) -> Unpack:
     return unpack
 
 
-def _comparing(context: Context, contents: Contents, read: Read) -> Unpack:
-    """Return the unpack hook that compares fingerprints too."""
-    address, at_read = storages.address, contents.at_read
-
-    def unpack_and_compare(handle: Handle) -> torch.Tensor:
-        alias = handle.alias
-        try:
-            memory = handle.shown
-            is_same = alias._version == handle.version and handle.suspect is None
-            # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
-            if memory is None or memory is OUTSIDE or address(alias) != memory[1]:
-                digest_of_now = fingerprint if memory is OUTSIDE else at_read
-                digest = None if handle.digest is None or handle.kept is not None else digest_of_now(alias)
-            else:
-                digest = hash_of(memory[0]) if memory[2] is None else digest_of(memory)
-            if is_same and digest == handle.digest:
-                return alias
-            if (found := read(handle, digest)) is not None:
-                return found
-        except ClobberError:
-            raise
-        except Exception as failure:
-            context.core.fail(failure)
-        return checked(handle)
-
-    return unpack_and_compare
-
-
-_SAMPLE = " is at version 1; expected version 0 instead."
 _STALE = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
 
@@ -202,26 +179,42 @@ def checked(handle: Handle) -> torch.Tensor:
         if suspect.kept is not None:
             return suspect.kept
     if (version := handle.version) != handle.alias._version:
-        versions = f" is at version {handle.alias._version}; expected version {version} instead."
+        current = handle.alias._version
         try:
-            said = native_saves.said_of_a_stale(handle.alias)
+            said = native_saves.said_of_a_stale(handle.alias, current, version)
         except NotImplementedError:  # PyTorch raises this too
             raise
         except Exception:  # PyTorch's own words are not to be had
-            said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}]{_SAMPLE}"
-        raise ClobberError(said.replace(_SAMPLE, versions))
+            said = f"{_STALE}: [{handle.alias.type()} {list(handle.alias.shape)}] is at version {current}"
+            said += f"; expected version {version} instead."
+        raise ClobberError(said)
     return handle.alias
 
 
-def originals(
-    function: BackwardCFunction, unpacked: tuple[torch.Tensor | None, ...]
-) -> tuple[torch.Tensor | None, ...]:
+Saved = tuple[torch.Tensor | None, ...]
+"""What `ctx.saved_tensors` returns."""
+
+
+def arm_originals(_: Context, way: Way) -> None:
+    """Let `ctx.saved_tensors` of a custom Function return what it returns without hooks."""
+    native = private.lookup("_C._FunctionBase.saved_tensors")
+
+    def saved_tensors(function: BackwardCFunction) -> Saved:
+        unpacked: Saved = native.__get__(function)
+        restored = way.guarded(originals, function, unpacked)
+        return unpacked if restored is None else restored
+
+    owner = private.lookup("autograd.function.BackwardCFunction")
+    way.patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))
+
+
+def originals(function: BackwardCFunction, unpacked: Saved) -> Saved:
     """Return what `ctx.saved_tensors` returns without hooks: the saved inputs, not new tensors on their bytes.
 
     Code keeps gradients and marks as attributes of parameters and looks for them in backward. In `jvp` it returns the
     arguments of `save_for_forward`, which no hook packs (torch 2.13; tests/observe/core/test_saved_tensors.py).
     """
-    for_forward: tuple[torch.Tensor | None, ...] | None = function.saved_for_forward
+    for_forward: Saved | None = function.saved_for_forward
     if for_forward is unpacked:
         return unpacked
     return tuple(

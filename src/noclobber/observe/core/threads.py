@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import cast
 
 import torch
 
-from noclobber.observe.core import interpose, save_hooks
+from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.core.writes import write_mode
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import modes, spare_key
 
 
 def arm(context: Context, way: Way) -> None:
     """Enter every thread that starts from now on, and leave it at its end."""
-    interpose.around_threads(way, lambda: begin_block(context), lambda: end_block(context))
+    around(way, lambda: begin_block(context), lambda: end_block(context))
+
+
+def around(way: Way, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+    """Run `enter` and `leave` in every `threading.Thread` that starts from now on: it inherits no keys and no hooks."""
+    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        way.guarded(enter)
+        try:
+            bootstrap(self)
+        finally:
+            way.guarded(leave)
+
+    way.patches.put(threading.Thread, "_bootstrap_inner", _bootstrap_inner)
 
 
 def begin_block(context: Context) -> None:
@@ -236,12 +251,25 @@ def versions_preserved(context: Context, more: int) -> None:
 
 
 def arm_preserved_versions(context: Context, way: Way) -> None:
-    """Look at all writes in blocks that restore version counters."""
-    interpose.in_preserved_versions(way, lambda more: versions_preserved(context, more))
+    """Look at all writes in blocks that restore version counters: DistributedDataParallel writes its buffers in such a
+    block, FSDP2 its parameters (torch 2.13)."""
+    owner = private.lookup("autograd.grad_mode._unsafe_preserve_version_counter")
+    way.before(owner, "__enter__", lambda *_: versions_preserved(context, 1))
+    way.before(owner, "__exit__", lambda *_: versions_preserved(context, -1))
 
 
 def arm_transforms(context: Context, way: Way) -> None:
-    """Take noclobber's hooks away while torch.func or the program forbids hooks."""
-    interpose.around_disabled_hooks(
-        way, partial(withdraw, context), partial(put_back, context), lambda: context.thread.hooks
-    )
+    """Take noclobber's hooks away before torch.func, make_fx or the program forbids hooks, and set them again
+    afterwards."""
+    autograd = private.lookup("_C._autograd")
+    disable = private.lookup("_C._autograd._saved_tensors_hooks_disable")
+    private.lookup("_C._autograd._saved_tensors_hooks_enable")
+
+    def _saved_tensors_hooks_disable(*args: object, **kwargs: object) -> None:
+        way.guarded(withdraw, context, args[0] if args else "")
+        if not way.on and (pair := context.thread.hooks) is not None and hook_stack.top_hooks(True) == pair:
+            hook_stack.pop_hooks()  # else PyTorch refuses
+        disable(*args, **kwargs)
+
+    way.patches.put(autograd, "_saved_tensors_hooks_disable", _saved_tensors_hooks_disable)
+    way.after(autograd, "_saved_tensors_hooks_enable", lambda _: put_back(context))

@@ -13,6 +13,7 @@ from noclobber.model.events import MOST_CALLS
 from noclobber.model.source import Owner, Site, is_plumbing, owner_of
 from noclobber.observe.describe.reachable import variables
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.frames import outward
 
 _SCRIPTS = sysconfig.get_path("scripts")
 """Where pip puts commands such as `noclobber` and `pytest`: they start the program, and are no part of it."""
@@ -30,12 +31,7 @@ def modules_called(frame: FrameType | None, call: CodeType) -> list[tuple[torch.
 
     `call` is the code by which every module is called (`module_call`).
     """
-    found: list[tuple[torch.nn.Module, FrameType]] = []
-    while frame is not None:
-        if frame.f_code is call:
-            found.append((frame.f_locals["self"], frame))
-        frame = frame.f_back
-    return found[::-1]
+    return [(one.f_locals["self"], one) for one in outward(frame) if one.f_code is call][::-1]
 
 
 def module_path(frame: FrameType, call: CodeType) -> str:
@@ -53,9 +49,8 @@ def module_path(frame: FrameType, call: CodeType) -> str:
 
 def _name_of(root: torch.nn.Module, call: FrameType) -> str:
     """Return the variable of the line that calls a module, or the attribute of its `self`, that holds the module."""
-    frame = call.f_back
-    while frame is not None and owner_of(frame.f_code.co_filename) is Owner.TORCH:
-        frame = frame.f_back
+    callers = outward(call.f_back)
+    frame = next((one for one in callers if owner_of(one.f_code.co_filename) is not Owner.TORCH), None)
     if frame is not None:
         own = variables(frame)
         within = getattr(own.get("self"), "__dict__", {})
@@ -72,12 +67,11 @@ def calls_to(frame: FrameType | None) -> tuple[Site, ...]:
     Of more than `MOST_CALLS`, the first one and the last ones.
     """
     found: list[tuple[Site, bool]] = []
-    while frame is not None:
-        path = frame.f_code.co_filename
+    for one in outward(frame):
+        path = one.f_code.co_filename
         is_users = owner_of(path) is Owner.USER and os.path.dirname(path) != _SCRIPTS
         if is_users or (owner_of(path) is Owner.LIBRARY and not is_plumbing(path)):
-            found.append((Site(frame.f_code, frame.f_lasti), is_users))
-        frame = frame.f_back
+            found.append((Site(one.f_code, one.f_lasti), is_users))
     while found and not found[-1][1]:
         found.pop()
     sites = [site for site, _ in reversed(found)]

@@ -15,7 +15,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import CellType, CodeType, FrameType
 from typing import Any
 from weakref import getweakrefs
@@ -32,6 +32,7 @@ from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.describe.called import calls_to, module_call, module_path
 from noclobber.observe.describe.reachable import Held, reachable, variables
 from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
@@ -99,10 +100,7 @@ def _holders(
     """Return the names; None if there may be others. `frame` and those above it may hold the tensor too."""
     if gc.get_freeze_count() > frozen:
         return None
-    on, frames = _tensors_on(key, geometry(tensor)), list[FrameType]()
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
+    on, frames = _tensors_on(key, geometry(tensor)), list(outward(frame))
     begin = next((i for i, one in enumerate(frames) if owner_of(one.f_code.co_filename) is Owner.USER), None)
     if begin is None or any(map(_is_special, on)) or _is_held_elsewhere(on):
         return None
@@ -145,13 +143,8 @@ def _is_held_elsewhere(on: list[torch.Tensor]) -> bool:
     """Return True if a variable of another thread refers to a tensor."""
     ids, others = {id(one) for one in on}, sys._current_frames()
     del others[threading.get_ident()]  # which would hold this frame, and what it holds, in a cycle
-    for innermost in others.values():
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if not ids.isdisjoint(map(id, variables(frame).values())):
-                return True
-            frame = frame.f_back
-    return False
+    frames = chain.from_iterable(map(outward, others.values()))
+    return any(not ids.isdisjoint(map(id, variables(frame).values())) for frame in frames)
 
 
 def _passes_on(code: CodeType) -> bool:

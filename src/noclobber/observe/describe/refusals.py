@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -24,8 +24,8 @@ from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
-from noclobber.observe.torch_api.frames import frame_above
-from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.frames import frame_above, outward
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import shape_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def write_failed(
         tensor = next(tensors(written, args, kwargs), None)
         frame = frame_above(2)
         if stale_views.is_of_base(str(error)):  # of a view that the operator reads, and not of what it writes
-            refusal = _refusal_below(str(error), site_of(place_of(frame)), _outward(frame), context.memory)
+            refusal = _refusal_below(str(error), site_of(place_of(frame)), outward(frame), context.memory)
         else:
             refusal = refusal_of_write(written.op, tensor, str(error), frame, context)
             refusal = replace(refusal, carries_gradient=_carry_gradients(tensor, (*args, *kwargs.values())))
@@ -101,8 +101,7 @@ def _carry_gradients(tensor: torch.Tensor | None, given: Sequence[object]) -> bo
     which `...` says."""
     if any(one is ... for one in given):
         return None
-    listed = (each for one in given for each in (one if isinstance(one, (list, tuple)) else (one,)))
-    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in listed if one is not tensor)
+    return any(one.requires_grad for one in tensor_state.tensors_in(given) if one is not tensor)
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, context: Context) -> Refusal:
@@ -132,10 +131,7 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
     """
     if "is a view" not in message:
         return None
-    try:
-        number = tensor.grad_fn._sequence_nr() if tensor.grad_fn is not None else None
-    except RuntimeError:
-        return None
+    number = None if (node := graph.maker_of(tensor)) is None else node._sequence_nr()
     return next((site_of(place) for seen, _, place in reversed(memory.views) if seen == number), None)
 
 
@@ -265,8 +261,7 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drif
     site = site_of_traceback(error.__traceback__)
     last = next(reversed(memory.recent), None)
     if "pack hook is modifying its input" in message and last is not None:
-        outer = site_of_traceback(error.__traceback__)
-        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=outer, call="save")
+        return Refusal(message, site, last.written.op, written=site_of(last.place), saved=site, call="save")
     if "Inference tensors cannot be saved" in message:
         return Refusal(message, site, saved=site, call="save")
     if (sloped := _SLOPED.search(message)) is not None:
@@ -312,13 +307,6 @@ def _frames(traceback: TracebackType | None) -> list[FrameType]:
         found.append(traceback.tb_frame)
         traceback = traceback.tb_next
     return found[::-1]
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that called it, innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _called(frames: Iterable[FrameType], function: str) -> FrameType | None:

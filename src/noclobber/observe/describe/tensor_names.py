@@ -111,20 +111,19 @@ def _gradient(value: torch.Tensor) -> torch.Tensor | None:
 
 
 def _in_module(label: str, module: torch.nn.Module, is_on: Callable[[object], bool]) -> Name | None:
-    prefix = "" if label == "self" else label + "."
     for name, parameter in module.named_parameters():
         if is_on(parameter):
-            return Name(prefix + name if prefix else f"self.{name}", "parameter")
+            return Name(f"{label}.{name}", "parameter")
         if is_on(parameter.grad):
-            return Name(prefix + f"{name}.grad" if prefix else f"self.{name}.grad", "tensor")
+            return Name(f"{label}.{name}.grad", "tensor")
     for name, buffer in module.named_buffers():
         if is_on(buffer):
-            return Name(prefix + name if prefix else f"self.{name}", "buffer", _is_in_graph(buffer))
+            return Name(f"{label}.{name}", "buffer", _is_in_graph(buffer))
     for name, child in module.named_modules():
         for attribute, value in vars(child).items():
             if is_on(value):
                 path = f"{name}.{attribute}" if name else attribute
-                return Name(prefix + path if prefix else f"self.{path}", "tensor", _is_in_graph(value))
+                return Name(f"{label}.{path}", "tensor", _is_in_graph(value))
     return None
 
 

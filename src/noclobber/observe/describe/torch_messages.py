@@ -28,8 +28,7 @@ def is_stale(message: str) -> bool:
 def stale_message(tensor: torch.Tensor, producer: tuple[str, int] | None, current: int, expected: int) -> str:
     """Return PyTorch's message for a stale save. Raises NotImplementedError if PyTorch raises that instead."""
     made_by = f", which is output {producer[1]} of {_shown(producer[0])}," if producer is not None else ""
-    said, _, rest = native_saves.said_of_a_stale(tensor).rpartition(" is at version 1; expected version 0 instead.")
-    return f"{said}{made_by} is at version {current}; expected version {expected} instead.{rest}"
+    return native_saves.said_of_a_stale(tensor, current, expected, made_by)
 
 
 def _shown(node: str) -> str:
@@ -126,14 +125,13 @@ def _was_detached(handle: Handle) -> bool:
 
 
 _MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
-_OF_FUNCTION = (
-    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+_REFUSED = "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+_OF_FUNCTION = _REFUSED + (
     "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to "
     "handle view+inplace would override the custom backward associated with the custom Function, leading to incorrect "
     "gradients. This behavior is forbidden. You can fix this by cloning the output of the custom Function."
 )
-_MANY = (
-    "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
+_MANY = _REFUSED + (
     "This view is the output of a function that returns multiple views. Such functions do not allow the output views "
     "to be modified inplace. You should replace the inplace operation by an out-of-place one."
 )
@@ -162,7 +160,5 @@ def produced(tensor: torch.Tensor) -> tuple[str, int] | None:
 
     PyTorch itself asks for the node before it raises, so asking changes nothing.
     """
-    try:
-        return None if tensor.grad_fn is None else (tensor.grad_fn.name(), tensor.output_nr)
-    except RuntimeError:
-        return None
+    node = graph.maker_of(tensor)
+    return None if node is None else (node.name(), tensor.output_nr)

@@ -43,17 +43,9 @@ class _Hooked:
 
 def arm(context: Context, way: Way) -> None:
     """Watch the hooks that the program registers on tensors."""
-    register: Callable[..., object] = vars(torch.Tensor)["register_hook"]
     hooks = context.state(HookedViews)
     hooks.arm(way)
-
-    def register_hook(self: torch.Tensor, hook: Callable[..., object]) -> object:
-        handle = register(self, hook)
-        way.guarded(lambda: hooks.registered(self, caller(2)))
-        return handle
-
-    register_hook.__doc__ = register.__doc__
-    way.patches.put(torch.Tensor, "register_hook", register_hook)
+    way.after(torch.Tensor, "register_hook", lambda _, tensor, *__, **___: hooks.registered(tensor, caller()))
 
 
 class HookedViews:

@@ -7,7 +7,7 @@ ends, and looks at no version (autocast_mode.cpp of torch 2.13; tests/observe/de
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -60,18 +60,9 @@ def arm(context: Context, way: Way) -> None:
     casts = StaleCasts(context)
     stepping = way.entry(casts.stepping)
     way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, stepping).remove)
-    look = way.entry(casts.written)
-    context.unseen.append(look)
-    way.at_end(lambda: context.unseen.remove(look))
+    way.add(context.unseen, way.entry(casts.written))
     context.calls.watch(way, casts.backward_begins)
-    native: Callable[[], None] = torch.clear_autocast_cache
-    clearing = way.entry(casts.clearing)
-
-    def clear_autocast_cache() -> None:
-        clearing()
-        native()
-
-    way.patches.put(torch, "clear_autocast_cache", clear_autocast_cache)
+    way.before(torch, "clear_autocast_cache", casts.clearing)
 
 
 class StaleCasts:

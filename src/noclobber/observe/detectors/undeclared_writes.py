@@ -6,7 +6,7 @@ A call may also overwrite what an earlier call returned, where both were given t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import span_of
-from noclobber.observe.witness.witness import Change, change
+from noclobber.observe.witness.witness import Change, Witness, change
 
 KEPT = 256
 """How many inputs that Functions overwrote are remembered until a backward goes through them, and how many results."""
@@ -86,9 +86,7 @@ class Beside(Input):
 class _Result(NamedTuple):
     """A tensor in the graph that a call returned on memory that it was given."""
 
-    tensor: tensor_state.Weak[torch.Tensor]
-    storage: storages.StorageRef
-    key: int
+    memory: Witness
     made: Made
 
 
@@ -159,10 +157,10 @@ class Writers:
             return []
         found = []
         for result in list(self._results):
-            tensor = result.tensor()
-            if tensor is None or result.storage.expired() or storages.storage_key(tensor) != result.key:
+            tensor = result.memory.tensor()
+            if tensor is None or not result.memory.is_below(tensor):
                 self._results.remove(result)
-            elif result.key in keys:
+            elif result.memory.key in keys:
                 found.append(Beside(tensor, result.made))
         return found
 
@@ -170,10 +168,10 @@ class Writers:
         """Remember the tensors in the graph that a call returned on the memory of its arguments."""
         if not (keys := _given(args)):
             return
-        for tensor in _tensors(result):
+        for tensor in tensor_state.tensors_in(result):
             key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
             if key is not None and key in keys and (made_by := _made(tensor)) is not None:
-                self._results.append(_Result(tensor_state.Weak(tensor), storages.storage_ref(tensor), key, made_by))
+                self._results.append(_Result(Witness(key, tensor), made_by))
 
     def left(self, inputs: list[Input]) -> None:
         """Stop recording the writes to these inputs: their forward has returned or raised."""
@@ -261,10 +259,7 @@ def _made(tensor: torch.Tensor) -> Made | None:
     PyTorch is about to read the same node itself. It refuses for one of several views whose base was written, and will
     then raise its own error.
     """
-    try:
-        node = tensor.grad_fn
-    except RuntimeError:
-        return None
+    node = graph.maker_of(tensor)
     return None if node is None else (node._sequence_nr(), node.name(), tensor.output_nr)
 
 
@@ -321,19 +316,14 @@ class Operators:
 
     def before(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
         """Called before an operator runs. Returns what to call after it; None where there is nothing to compare."""
-        context = self._context
+        context, live, writers = self._context, self._context.live, self._context.state(Writers)
         if context.contents is None or not context.thread.watched:
             return None
-        return self._looking(op, args, kwargs)
-
-    def _looking(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
-        context, live, writers = self._context, self._context.live, self._context.state(Writers)
         values = [*args, *kwargs.values()]
         results = writers.beside(values) if torch.is_grad_enabled() else []
         given = {
             (key, span_of(tensor)): tensor
-            for value in values
-            for tensor in _tensors(value)
+            for tensor in tensor_state.tensors_in(values)
             if (key := storages.storage_key(tensor)) is not None
         }
         for key, span in given:
@@ -371,10 +361,3 @@ class Operators:
         written = Written(op, (), uncounted=True, undeclared=True)
         noted = record(written, tensor, key, caller(), context.thread)
         handle.suspected().writes.append((noted, int(handle.alias._version)))
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        yield from (part for part in value if isinstance(part, torch.Tensor))

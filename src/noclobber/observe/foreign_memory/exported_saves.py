@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -13,7 +15,7 @@ from weakref import ref
 import torch
 
 from noclobber.model.events import Handed, Tensor, Via, Write
-from noclobber.observe.core import interpose
+from noclobber.observe.core import threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle, compare
@@ -98,7 +100,7 @@ class ExportedSaves:
                 since = site_of(line_tracer.statement(change.since))
         return (Write("", site, via=via, tensor=tensor, since=since, handed=handed),)
 
-    def entered(self) -> None:
+    def entered(self, *_: object, **__: object) -> None:
         """Follow the calling thread if anything is watched. Called when a thread begins, or goes on after it waited."""
         if self.monitor:
             self.lines.start(sys._getframe(1))
@@ -110,6 +112,7 @@ class ExportedSaves:
 
     def disarm(self) -> None:
         """Stop watching, and drop everything."""
+        self._context.memory.foreign_writers = None
         self.rest()
         self.handed.clear()
         self.exports.forget()
@@ -150,22 +153,18 @@ def arm(context: Context, way: Way) -> None:
         return
     exported = ExportedSaves(context, way)
     exported.exports.put()
-    interpose.around_threads(way, exported.entered, lambda: None)
+    threads.around(way, exported.entered, lambda: None)
     if sys.version_info < (3, 12):
         # sys.settrace follows only the calling thread, so a thread that runs already must pass a call of ours.
-        interpose.around_waiting(way, exported.entered)
+        way.after(threading.Condition, "wait", exported.entered)
+        way.before(concurrent.futures.thread._WorkItem, "run", exported.entered)
     way.patches.put(sys, "gettrace", _without_ours(exported.lines, way))
-    way.at_end(lambda: _disarm(context, exported))
+    way.at_end(exported.disarm)
     forked_children.arm(context, way, exported.processes, exported.rest)
     context.take_saves(way, exported.saved, among=exported.handed)
     context.memory.foreign_writers = exported
     context.contents.handed = exported.handed
     unseen_writers.arm(context, way)
-
-
-def _disarm(context: Context, exported: ExportedSaves) -> None:
-    context.memory.foreign_writers = None
-    exported.disarm()
 
 
 def _without_ours(followed: line_tracer.Lines, way: Way) -> Callable[[], object]:

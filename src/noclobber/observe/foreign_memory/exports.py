@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FrameType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -37,7 +37,7 @@ class Handout(NamedTuple):
 Hand = Callable[[torch.Tensor, str, FrameType, Callable[[], bool]], None]
 """Called with the tensor, the name of the call, the frame that made the call, and `Handout.held`."""
 Method = Callable[..., object]
-Wrap = Callable[..., Method]
+Wrap = Callable[[Any, str], Method]
 """Makes the function that replaces a native one."""
 
 
@@ -55,10 +55,11 @@ class Exports:
     def put(self) -> None:
         """Replace the calls."""
         _fill_tables()
-        relays, scripted = _relays(), _scripted()
-        for owner, name, wrap in _calls():
+        self._relays, scripted = _relays(), _scripted()
+        for owner, name, wrap in self._calls():
             native = getattr(owner, name)
-            ours = wrap(native, name, self._hand, self._way, relays)
+            ours = wrap(native, name)
+            compile_guard.never_compile(passed_over(ours))
             self._way.patches.put(owner, name, ours)
             self._put.append((owner, name, native, ours))
             if id(native) in scripted:
@@ -87,24 +88,67 @@ class Exports:
             if isinstance(owner, ModuleType) and vars(owner)[name] is native:
                 setattr(owner, name, ours)
 
+    def _calls(self) -> Iterator[tuple[type | ModuleType, str, Wrap]]:
+        """Yield every call that hands memory out: its owner, its name, and what makes its replacement."""
+        yield torch.Tensor, "numpy", partial(self._giving, _alive)
+        yield torch.Tensor, "data_ptr", partial(self._giving, _always, unless_torch=True)
+        yield torch.Tensor, "untyped_storage", partial(self._giving, _used, unless_torch=True)
+        yield torch.Tensor, "__dlpack__", partial(self._giving, _always)
+        yield torch.Tensor, SHARED, partial(self._giving, _never)
+        for owner in (torch, torch.utils.dlpack):
+            yield owner, "to_dlpack", partial(self._giving, _always)
+            yield owner, "from_dlpack", self._taking
+        for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
+            yield torch, name, self._taking
+
+    def _giving(
+        self,
+        holding: Callable[[object], Callable[[], bool]],
+        native: Method,
+        name: str,
+        *,
+        unless_torch: bool = False,
+    ) -> Method:
+        """Return a method that gives memory and reports it; `unless_torch` skips torch's calls, which keep nothing."""
+
+        def gave(tensor: torch.Tensor, given: object) -> None:
+            frame, by = frame_above(3), name
+            while (relay := self._relays.get(frame.f_code)) is not None and frame.f_back is not None:
+                frame, by = frame.f_back, relay
+            if type(tensor) in storages.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
+                self._hand(tensor, by, frame, holding(given))
+
+        gave_away = self._way.entry(gave)
+
+        @functools.wraps(native)
+        def giving(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+            given = native(tensor, *args, **kwargs)
+            gave_away(tensor, given)
+            return given
+
+        return giving
+
+    def _taking(self, native: Callable[..., torch.Tensor], name: str) -> Method:
+        """Return a function that makes a tensor on foreign memory and reports it."""
+
+        def took(tensor: torch.Tensor, source: object) -> None:
+            if type(tensor) in storages.PLAIN and tensor is not source and not _is_own(tensor):
+                self._hand(tensor, name, frame_above(3), _owned(source))
+
+        took_in = self._way.entry(took)
+
+        @functools.wraps(native)
+        def taking(*args: object, **kwargs: object) -> object:
+            tensor = native(*args, **kwargs)
+            took_in(tensor, args[0] if args else next(iter(kwargs.values()), None))
+            return tensor
+
+        return taking
+
 
 def _scripted() -> dict[int, str]:
     table: dict[int, str] = private.lookup("jit._builtins._get_builtin_table")()
     return table
-
-
-def _calls() -> Iterator[tuple[type | ModuleType, str, Wrap]]:
-    """Yield every call that hands memory out: its owner, its name, and what makes its replacement."""
-    yield torch.Tensor, "numpy", partial(_giving, _alive)
-    yield torch.Tensor, "data_ptr", partial(_giving, _always, unless_torch=True)
-    yield torch.Tensor, "untyped_storage", partial(_giving, _used, unless_torch=True)
-    yield torch.Tensor, "__dlpack__", partial(_giving, _always)
-    yield torch.Tensor, SHARED, partial(_giving, _never)
-    for owner in (torch, torch.utils.dlpack):
-        yield owner, "to_dlpack", partial(_giving, _always)
-        yield owner, "from_dlpack", _taking
-    for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
-        yield torch, name, _taking
 
 
 def _fill_tables() -> None:
@@ -115,58 +159,6 @@ def _fill_tables() -> None:
     torch.overrides.get_testing_overrides()
     private.lookup("overrides._get_overridable_functions")()
     private.lookup("utils._device._device_constructors")()
-
-
-def _giving(
-    holding: Callable[[torch.Tensor, object], Callable[[], bool]],
-    native: Method,
-    name: str,
-    hand: Hand,
-    way: Way,
-    relays: dict[CodeType, str],
-    *,
-    unless_torch: bool = False,
-) -> Method:
-    """Return a method that gives memory away and reports it; `unless_torch` skips calls of torch: it keeps nothing."""
-
-    def gave(tensor: torch.Tensor, given: object) -> None:
-        frame, by = frame_above(3), name
-        while (relay := relays.get(frame.f_code)) is not None and frame.f_back is not None:
-            frame, by = frame.f_back, relay
-        if type(tensor) in storages.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
-            hand(tensor, by, frame, holding(tensor, given))
-
-    gave_away = way.entry(gave)
-
-    @functools.wraps(native)
-    def giving(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
-        given = native(tensor, *args, **kwargs)
-        gave_away(tensor, given)
-        return given
-
-    compile_guard.never_compile(passed_over(giving))
-    return giving
-
-
-def _taking(
-    native: Callable[..., torch.Tensor], name: str, hand: Hand, way: Way, relays: dict[CodeType, str]
-) -> Method:
-    """Return a function that makes a tensor on foreign memory and reports it."""
-
-    def took(tensor: torch.Tensor, source: object) -> None:
-        if type(tensor) in storages.PLAIN and tensor is not source and not _is_own(tensor):
-            hand(tensor, name, frame_above(3), _owned(source))
-
-    took_in = way.entry(took)
-
-    @functools.wraps(native)
-    def taking(*args: object, **kwargs: object) -> object:
-        tensor = native(*args, **kwargs)
-        took_in(tensor, args[0] if args else next(iter(kwargs.values()), None))
-        return tensor
-
-    compile_guard.never_compile(passed_over(taking))
-    return taking
 
 
 _OURS = (Owner.TORCH, Owner.NOCLOBBER)
@@ -191,22 +183,22 @@ def _is_own(tensor: torch.Tensor) -> bool:
         return True
 
 
-def _always(tensor: torch.Tensor, given: object) -> Callable[[], bool]:
+def _always(_: object) -> Callable[[], bool]:
     """For an address or a capsule: noclobber cannot know who has it, so it counts as held."""
     return lambda: True
 
 
-def _never(tensor: torch.Tensor, given: object) -> Callable[[], bool]:
+def _never(_: object) -> Callable[[], bool]:
     return lambda: False
 
 
-def _alive(tensor: torch.Tensor, array: object) -> Callable[[], bool]:
+def _alive(array: object) -> Callable[[], bool]:
     """For an array that torch made: every view of the array holds it, so it lives while anybody holds the memory."""
     reference = ref(array)
     return lambda: reference() is not None
 
 
-def _used(tensor: torch.Tensor, storage: object) -> Callable[[], bool]:
+def _used(storage: object) -> Callable[[], bool]:
     """For a storage. Its Python object lives as long as torch's, so its references are counted."""
     return partial(_has_holders, ref(storage))
 

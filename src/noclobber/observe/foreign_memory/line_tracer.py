@@ -7,10 +7,10 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from noclobber.model.source import Owner, is_settled, owner_of
-from noclobber.observe.core.seen.sites import Place, place_of
+from noclobber.observe.core.seen.sites import KINDS, USER, Place, kind_of, place_of
+from noclobber.observe.torch_api.frames import outward
 
 gettrace = sys.gettrace
 """Python's own function. The name in `sys` is replaced while noclobber is on (exported_saves.py)."""
@@ -30,7 +30,7 @@ class _Here(threading.local):
     place: Place | None = None
 
 
-class Lines:
+class _Following:
     """Calls `passed(place)` in a thread that has just run the user's line at `place`, or has left it for another.
 
     Frames of libraries are not followed: their work counts as that of the user's line that called them. `failed` gets
@@ -38,38 +38,24 @@ class Lines:
     """
 
     def __init__(self, passed: Callable[[Place], None], failed: Callable[[Exception], None]) -> None:
-        self._passed = passed
-        self._here = _Here()
-        engine: type[_Monitored] | type[_Traced] = _Monitored if sys.version_info >= (3, 12) else _Traced
-        self._engine: _Engine = engine(self._moved, failed)
+        self._passed, self._failed = passed, failed
+        self._here, self._on = _Here(), False
 
-    def start(self, frame: FrameType) -> bool:
-        """Follow the calling thread, now in `frame`. Return False if a tracer of the program is in the way."""
-        if self._engine.follows():
-            return True
-        self._here.place = place_of(frame)
-        return self._engine.start(frame)
-
-    def stop(self) -> None:
-        """Stop following for now. Threads other than the calling thread stop at their next line."""
-        self._engine.stop()
-        self._here = _Here()
-
-    def end(self) -> None:
-        """Stop following for good, and leave the interpreter as it was."""
-        self._engine.end()
-
-    def callbacks(self) -> tuple[Callback, ...]:
-        """Return the functions that the interpreter may call, at any place of the program."""
-        return self._engine.callbacks()
-
-    def is_ours(self, tracer: object) -> bool:
-        """Return True if `tracer`, as `sys.gettrace` returns it, is noclobber's."""
-        return isinstance(self._engine, _Traced) and tracer is self._engine.trace
+    def follows(self) -> bool:
+        """Return True if the calling thread is followed."""
+        return self._on
 
     def here(self) -> Place | None:
         """Return the user's line that the calling thread is in; None if nothing is followed."""
-        return self._here.place if self._engine.follows() else None
+        return self._here.place if self.follows() else None
+
+    def stop(self) -> None:
+        """Stop following for now. Threads other than the calling thread stop at their next line."""
+        self._on, self._here = False, _Here()
+
+    def is_ours(self, tracer: object) -> bool:
+        """Return True if `tracer`, as `sys.gettrace` returns it, is noclobber's."""
+        return False
 
     def _moved(self, place: Place | None) -> None:
         """Note that the calling thread begins a line, enters a call or goes back to `place`; report the line before."""
@@ -78,74 +64,75 @@ class Lines:
         if before is not None:
             self._passed(before)
 
+    def _guarded(self, event: Callable[..., T]) -> Callable[..., T | None]:
+        """Return a function that the interpreter may call. It raises nothing: an exception would reach the program."""
 
-class _Engine(Protocol):
-    """What follows the interpreter."""
+        def guarded(*about: object) -> T | None:
+            try:
+                return event(*about)
+            except Exception as failure:
+                self._failed(failure)
+                return None
 
-    def callbacks(self) -> tuple[Callback, ...]: ...
-    def follows(self) -> bool: ...
-    def start(self, frame: FrameType) -> bool: ...
-    def stop(self) -> None: ...
-    def end(self) -> None: ...
-
-
-_user_files: dict[str, bool] = {}
+        return guarded
 
 
 def _is_users(code: CodeType) -> bool:
-    path = code.co_filename
-    known = _user_files.get(path)
-    if known is None:
-        owner = owner_of(path)
-        known = owner is Owner.USER
-        if is_settled(path, owner):
-            _user_files[path] = known
-    return known
+    kind = KINDS.get(code.co_filename)
+    return (kind_of(code.co_filename) if kind is None else kind) == USER
 
 
-class _Traced:
+class _Traced(_Following):
     """Follows by sys.settrace, one thread at a time. It leaves a tracer of the program alone (a debugger, coverage)."""
 
-    def __init__(self, moved: Callable[[Place | None], None], failed: Callable[[Exception], None]) -> None:
-        self._moved = moved
-        self._on = False
-        self._in_frame: Trace = _guarded(self._event, failed)
-        self.trace: Trace = _guarded(_of_users_only(self._called), failed)
+    def __init__(self, passed: Callable[[Place], None], failed: Callable[[Exception], None]) -> None:
+        super().__init__(passed, failed)
+        self._in_frame: Trace = self._guarded(self._event)
+        self.trace: Trace = self._guarded(self._called)
 
     def callbacks(self) -> tuple[Callback, ...]:
+        """Return the functions that the interpreter may call, at any place of the program."""
         return self.trace, self._event
+
+    def is_ours(self, tracer: object) -> bool:
+        return tracer is self.trace
 
     def follows(self) -> bool:
         return self._on and gettrace() is self.trace
 
-    def start(self, frame: FrameType | None) -> bool:
+    def start(self, frame: FrameType) -> bool:
+        """Follow the calling thread, now in `frame`. Return False if a tracer of the program is in the way."""
+        if self.follows():
+            return True
+        self._here.place = place_of(frame)
         tracer = gettrace()
         if tracer is not None and tracer is not self.trace:
             return False
         self._on = True
-        while frame is not None:
-            if frame.f_trace is None and _is_users(frame.f_code):
-                frame.f_trace = self._in_frame
-            frame = frame.f_back
+        for one in outward(frame):
+            if one.f_trace is None and _is_users(one.f_code):
+                one.f_trace = self._in_frame
         sys.settrace(self.trace)
         return True
 
     def stop(self) -> None:
-        self._on = False
+        super().stop()
         self._let_go(sys._getframe(1))
 
     def end(self) -> None:
+        """Stop following for good, and leave the interpreter as it was."""
         self.stop()
 
     def _let_go(self, frame: FrameType | None) -> None:
         if gettrace() is self.trace:
             sys.settrace(None)
-        while frame is not None:
-            if frame.f_trace is self._in_frame:
-                del frame.f_trace
-            frame = frame.f_back
+        for one in outward(frame):
+            if one.f_trace is self._in_frame:
+                del one.f_trace
 
-    def _called(self, frame: FrameType) -> Trace | None:
+    def _called(self, frame: FrameType, *_: object) -> Trace | None:
+        if not _is_users(frame.f_code):
+            return None
         if not self._on:
             self._let_go(frame)
             return None
@@ -164,42 +151,15 @@ class _Traced:
         return self._in_frame if self._on else None
 
 
-def _guarded(event: Callable[..., T], failed: Callable[[Exception], None]) -> Callable[..., T | None]:
-    """Return a function that the interpreter may call. It raises nothing: an exception would reach the program."""
-
-    def guarded(*about: object) -> T | None:
-        try:
-            return event(*about)
-        except Exception as failure:
-            failed(failure)
-            return None
-
-    return guarded
-
-
-def _of_users_only(called: Callable[[FrameType], Trace | None]) -> Trace:
-    """Return a trace function for user frames. It runs on every Python call, so it leaves other frames quickly."""
-    is_users = _user_files.get
-
-    def trace(frame: FrameType, event: str, argument: object) -> Trace | None:
-        if is_users(frame.f_code.co_filename) is False or not _is_users(frame.f_code):
-            return None
-        return called(frame)
-
-    return trace
-
-
-class _Monitored:
+class _Monitored(_Following):
     """Follows by sys.monitoring, all threads at once. It does not disturb a tracer of the program.
 
     Each change of what is monitored makes the interpreter instrument all code again (15 us for each function that runs
     next, Python 3.13). So `stop` keeps the events on; they go off once many lines have run unused (`MOST_IDLE`).
     """
 
-    def __init__(self, moved: Callable[[Place | None], None], failed: Callable[[Exception], None]) -> None:
-        self._moved = moved
-        self._failed = failed
-        self._on = False
+    def __init__(self, passed: Callable[[Place], None], failed: Callable[[Exception], None]) -> None:
+        super().__init__(passed, failed)
         self._idle = 0
         self._tool: int | None = None
         self._monitoring: Any = vars(sys).get("monitoring")  # Python 3.11 has no `sys.monitoring`
@@ -207,24 +167,21 @@ class _Monitored:
     def callbacks(self) -> tuple[Callback, ...]:
         return self._line, self._entered, self._left
 
-    def follows(self) -> bool:
-        return self._on
-
     def start(self, frame: FrameType) -> bool:
+        if self._on:
+            return True
+        self._here.place = place_of(frame)
         if self._tool is None:
             self._tool = next((tool for tool in (4, 3, 5) if self._monitoring.get_tool(tool) is None), None)
             if self._tool is None:
                 return False
             self._monitoring.use_tool_id(self._tool, "noclobber")
             for event, call in self._calls():
-                self._monitoring.register_callback(self._tool, event, _guarded(call, self._failed))
+                self._monitoring.register_callback(self._tool, event, self._guarded(call))
             self._monitoring.restart_events()  # else events that an earlier tool of this number disabled stay off
             self._monitoring.set_events(self._tool, sum(event for event, _ in self._calls()))
         self._on, self._idle = True, 0
         return True
-
-    def stop(self) -> None:
-        self._on = False
 
     def end(self) -> None:
         self._on = False
@@ -275,6 +232,12 @@ class _Monitored:
 def _caller() -> FrameType:
     """Return the program's frame that the interpreter called back from, above the callback and `_guarded`."""
     return sys._getframe(3)
+
+
+if sys.version_info >= (3, 12):
+    Lines = _Monitored
+else:
+    Lines = _Traced
 
 
 def statement(place: Place) -> Place:

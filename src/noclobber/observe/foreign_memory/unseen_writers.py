@@ -11,7 +11,7 @@ import functools
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 
@@ -55,19 +55,9 @@ def arm(context: Context, way: Way) -> None:
     """Watch for such code, until the recorder disarms."""
     assert context.contents is not None
     writers = UnseenWriters(context)
-    begin = way.entry(writers.begin_to_write)
     for owner, name in ((torch.cuda.CUDAGraph, "replay"), (torch.UntypedStorage, "_share_cuda_")):
-        way.patches.put(owner, name, _after(begin, getattr(owner, name)))
+        way.before(owner, name, lambda *_, **__: writers.begin_to_write())
     context.contents.writes_unseen = writers.may_write
-
-
-def _after(begin: Callable[[], None], native: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(native)
-    def called(*args: object, **kwargs: object) -> object:
-        begin()
-        return native(*args, **kwargs)
-
-    return called
 
 
 def _built() -> int:

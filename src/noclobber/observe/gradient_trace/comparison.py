@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     _Leaf = tuple[Sketch, Seen, str]
     """A leaf, its gradient, and its name; the name is empty where none is known."""
+    _Steps = dict[tuple[str, tuple[object, ...]], list[list[Seen]]]
+    """What was recorded at each step, by optimizer."""
     _Earlier = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen]]
     """What leaves held, by name, in the calls before of each run, and what optimizers left at their last steps."""
 
@@ -420,11 +423,9 @@ def _said(what: str, name: str) -> str:
 
 def _stepped_differ(right: list[Event], found: list[Event], within: float) -> str:
     """Return in words which optimizer step leaves other parameters or another state; empty where none does."""
-    wanted, got = _steps(right, "stepped", "held"), _steps(found, "stepped", "held")
-    for key, steps in wanted.items():
-        for number, (one, other) in enumerate(zip(steps, got.get(key, ()), strict=False), 1):
-            if len(one) != len(other) or not all(_alike(a, b, within) for a, b in zip(one, other, strict=True)):
-                return f"step {number} of {key[0]} leaves other parameters, or another state of its own"
+    for step, one, other in _pairs_of_steps(_steps(right, "stepped", "held"), _steps(found, "stepped", "held")):
+        if len(one) != len(other) or not all(_alike(a, b, within) for a, b in zip(one, other, strict=True)):
+            return f"{step} leaves other parameters, or another state of its own"
     return ""
 
 
@@ -444,13 +445,18 @@ def _alike(one: Seen, other: Seen, within: float = _SKETCHES) -> bool:
 def _steps_differ(right: list[Event], found: list[Event], truncated: bool) -> str:
     """Return in words which optimizer step gets other gradients; empty where none does. Steps of two optimizers may
     come in another order."""
-    wanted, got = _steps(right), _steps(found)
+    for step, one, other in _pairs_of_steps(_steps(right), _steps(found)):
+        pairs = list(zip(one, other, strict=True))
+        if not all(_alike(a, b) or (truncated and _is_zero(a) and _is_zero(b)) for a, b in pairs):
+            return f"{step} gets other gradients"
+    return ""
+
+
+def _pairs_of_steps(wanted: _Steps, got: _Steps) -> Iterator[tuple[str, list[Seen], list[Seen]]]:
+    """Yield each step that both runs have: in words which one it is, and what was recorded at it in each run."""
     for key, steps in wanted.items():
         for number, (one, other) in enumerate(zip(steps, got.get(key, ()), strict=False), 1):
-            pairs = list(zip(one, other, strict=True))
-            if not all(_alike(a, b) or (truncated and _is_zero(a) and _is_zero(b)) for a, b in pairs):
-                return f"step {number} of {key[0]} gets other gradients"
-    return ""
+            yield f"step {number} of {key[0]}", one, other
 
 
 def _is_zero(gradient: Seen) -> bool:
@@ -460,11 +466,9 @@ def _is_zero(gradient: Seen) -> bool:
     return gradient is None or gradient.numbers[0] == 0
 
 
-def _steps(
-    events: list[Event], kind: str = "step", what: str = "gradients"
-) -> dict[tuple[str, tuple[object, ...]], list[list[Seen]]]:
+def _steps(events: list[Event], kind: str = "step", what: str = "gradients") -> _Steps:
     """Return what was recorded at each step, by optimizer: its class and the shapes of its parameters."""
-    steps: dict[tuple[str, tuple[object, ...]], list[list[Seen]]] = {}
+    steps: _Steps = {}
     for event in events:
         if event["kind"] == kind:
             name, shapes = event["optimizer"]

@@ -331,32 +331,28 @@ class Evidence:
         """Record the gradients that an optimizer is about to step with."""
         if os.getpid() != self._process or self._wanted != "gradients":
             return
-        parameters = _stepped_by(optimizer)
+        parameters, named = _stepped_by(optimizer)
         with torch.no_grad():
-            self.events.append(
-                {
-                    "kind": "step",
-                    "optimizer": (type(optimizer).__name__, [tuple(parameter.shape) for parameter in parameters]),
-                    "gradients": [sketch(parameter.grad) for parameter in parameters],
-                }
-            )
+            gradients = [sketch(parameter.grad) for parameter in parameters]
+            self.events.append({"kind": "step", "optimizer": named, "gradients": gradients})
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the parameters and the optimizer's state after a step."""
         if os.getpid() != self._process or self._wanted != "gradients":
             return
-        parameters = _stepped_by(optimizer)
-        name = type(optimizer).__name__, [tuple(parameter.shape) for parameter in parameters]
+        parameters, named = _stepped_by(optimizer)
         with torch.no_grad():
             held = [sketch(parameter) for parameter in parameters]
             for parameter in parameters:
                 state = dict(sorted(optimizer.state.get(parameter, {}).items()))
                 held += [sketch(value) for _, value in leaf_names.held_by("", state)]
-            self.events.append({"kind": "stepped", "optimizer": name, "held": held})
+            self.events.append({"kind": "stepped", "optimizer": named, "held": held})
 
 
-def _stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _stepped_by(optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], tuple[str, list[tuple[int, ...]]]]:
+    """Return the parameters of an optimizer; and by what it is known: its class, and their shapes."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return parameters, (type(optimizer).__name__, [tuple(parameter.shape) for parameter in parameters])
 
 
 class _Call:

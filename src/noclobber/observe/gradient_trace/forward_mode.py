@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,6 +23,7 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2
@@ -111,7 +112,7 @@ class ForwardMode(TorchFunctionMode):
             return None
         # torch.nn.init turns gradients off itself, and that call is not seen here.
         recorded = self._is_recording() and getattr(func, "__module__", "") != "torch.nn.init"
-        used = list(_tensors(args, kwargs)) if recorded else []
+        used = list(tensors_in(args, kwargs)) if recorded else []
         for tensor in used:
             if tensor.requires_grad and not _is_of_leaf(tensor):
                 # What a backward call before left, if it is no leaf, leads into a graph that is not looked at.
@@ -273,13 +274,3 @@ def _sum(gradient: torch.Tensor, direction: torch.Tensor) -> Along:
         value += float(product.sum())
         squares += float(product.square().sum())
     return value, math.sqrt(squares), within
-
-
-def _tensors(*values: object) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(*value)
-        elif isinstance(value, dict):
-            yield from _tensors(*value.values())

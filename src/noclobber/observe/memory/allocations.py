@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.events import Tensor
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.model.hints import InPlaceCall, Opportunity, Spelling
 from noclobber.model.memory import Interval, falls
 from noclobber.model.operators import TWIN_IS_VIEW, WITHOUT_TWIN
@@ -28,7 +27,7 @@ from noclobber.observe.core.writes.write_mode import move_versions, versions_of_
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import compile_guard, registry
-from noclobber.observe.torch_api.frames import frame_above
+from noclobber.observe.torch_api.frames import frame_above, outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 if TYPE_CHECKING:
@@ -119,11 +118,7 @@ class Allocations:
         self._calls: dict[Hashable, _InPlace] = {}
         self._cloned: tuple[int, int, int] = (0, 0, 0)
         """The last clone: the number of the operator, the keys of what was cloned and of the clone."""
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which no thread holds."""
-        self._lock = threading.RLock()  # a storage may die wherever the garbage collector runs
+        self._lock = lock()
 
     def stop(self) -> None:
         """Let go of all storages: what dies from now on is not written down. What follows later begins at no bytes."""
@@ -350,12 +345,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if _is_plain(value):
-                yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+    return filter(_is_plain, tensor_state.tensors_in(*values))
 
 
 def _others(args: tuple[Any, ...], position: int) -> list[torch.Tensor]:
@@ -420,22 +410,19 @@ def _spelling(frame: FrameType) -> Spelling | None:
 def _caller_of(function: FrameType) -> FrameType | None:
     """Return the frame that calls a function of torch. Where modes see functions, as in a fake run, the function is
     called a second time, by them."""
-    frame = function.f_back
-    while frame is not None and (
-        frame.f_code is function.f_code
-        or frame.f_code.co_filename == torch.overrides.__file__
-        or owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER
-    ):
-        frame = frame.f_back
-    return frame
+    for one in outward(function.f_back):
+        path = one.f_code.co_filename
+        passes = one.f_code is function.f_code or path == torch.overrides.__file__
+        if not passes and owner_of(path) is not Owner.NOCLOBBER:
+            return one
+    return None
 
 
 def _is_called_by_program(forward: FrameType) -> bool:
     """Return True if the program's own code called the module whose `forward` this is."""
-    frame = forward.f_back
-    while frame is not None and frame.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
-        frame = frame.f_back
-    return frame is not None and owner_of(frame.f_code.co_filename) is Owner.USER
+    callers = (one.f_code for one in outward(forward.f_back))
+    code = next((one for one in callers if one.co_name not in ("_call_impl", "_wrapped_call_impl")), None)
+    return code is not None and owner_of(code.co_filename) is Owner.USER
 
 
 def _is_compiled(frame: FrameType | None) -> bool:
@@ -447,11 +434,8 @@ def _is_compiled(frame: FrameType | None) -> bool:
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is None:
         return False
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == compiler.__file__:
-            return True
-        frame = frame.f_back
-    return False
+    codes = (one.f_code for one in outward(frame))
+    return any(one.co_name == "compile_wrapper" and one.co_filename == compiler.__file__ for one in codes)
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

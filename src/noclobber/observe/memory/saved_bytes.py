@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -12,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.model.ledger import Entry, Ledger
 from noclobber.model.source import source_line
 from noclobber.observe.core.boundary import Way
@@ -66,11 +65,7 @@ class SavedBytes:
         self._where: Place | None = None
         self._begun = self._backwards = 0
         self._names: WeakKeyDictionary[torch.nn.Module, WeakKeyDictionary[torch.nn.Module, str]] = WeakKeyDictionary()
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which no thread holds."""
-        self._lock = threading.RLock()  # a handle may die wherever the garbage collector runs
+        self._lock = lock()
 
     def saved(self, handle: Handle, frame: FrameType) -> None:
         """Count a save that was just made by code that `frame` called."""

@@ -74,7 +74,7 @@ class Bridge:
         self.gradients_behind, self.backward_begins = native.gradients_behind, native.backward_begins
         self.set_step, self.set_sharing = native.set_step, native.share
         self.set_careful, self.set_keeping = native.set_careful, native.set_keeping
-        records.count_with(native.next_moment)
+        records.following = native.next_moment
         reads.walk_with(partial(native.walk, reads.KINDS))
         unlocked_in_child(self)
 
@@ -257,7 +257,7 @@ def begin(context: Context) -> None:
         except Exception as failure:
             _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
             return
-        digests.read_with(_bridge.fingerprint)
+        digests.of_usual = _bridge.fingerprint
     context.native = context.memory.native = context.live.beside = _bridge
     if context.contents is not None:
         context.contents.sees_all_writes = False

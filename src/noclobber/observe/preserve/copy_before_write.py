@@ -76,7 +76,7 @@ NOT_COPIED = "writes to saves that PyTorch cannot copy"
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def saved(context: Context, handle: Handle, tensor: torch.Tensor) -> None:
+def saved(handle: Handle, tensor: torch.Tensor) -> None:
     """Copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
     if tensor.layout in _SPARSE and handle.suspect is None:
         with modes.aside():

@@ -53,14 +53,10 @@ def before(
 
 
 def _beside(written: Written, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an operator gets besides those that it writes, also those in lists."""
+    """Return the tensors that an operator gets besides those that it writes, also those in lists."""
     places, names = {at for at, _ in written.arguments}, {name for _, name in written.arguments}
     values = [value for at, value in enumerate(args) if at not in places]
-    values += [value for name, value in kwargs.items() if name not in names]
-    for value in values:
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(one, torch.Tensor):
-                yield one
+    return tensor_state.tensors_in(values, [value for name, value in kwargs.items() if name not in names])
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:

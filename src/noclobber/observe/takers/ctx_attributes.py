@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -136,17 +135,36 @@ class CtxSaves:
         return stash
 
     def _keep_comparing(self, ctx: Node) -> None:
-        """Let the node itself call `backward_begins`, so that its backward gets the kept bytes even after the
+        """Let the node itself call `compare`, so that its backward gets the kept bytes even after the
         preserving block has ended."""
         weak, customs = ref(ctx), CustomBackwards()
-        customs.watch(self.way, partial(backward_begins, self._context, self), for_good=True)
+        customs.watch(self.way, self.compare, for_good=True)
         self._by_themselves.add(ctx)
         for name in custom_backwards.natives():
             _attributes(ctx)[name] = custom_backwards.of_node(self.way, weak, name, customs)
 
     def begins(self, ctx: Node, args: tuple[object, ...]) -> Callable[[object], None] | None:
-        """Call `backward_begins` for a backward that is about to run, unless the node calls it itself."""
-        return None if ctx in self._by_themselves else backward_begins(self._context, self, ctx, args)
+        """Call `compare` for a backward that is about to run, unless the node calls it itself."""
+        return None if ctx in self._by_themselves else self.compare(ctx, args)
+
+    def compare(self, ctx: Node, _: tuple[object, ...]) -> Callable[[object], None] | None:
+        """Compare the stashes of a backward that is about to run, and report a changed one when the backward reads it.
+
+        Returns what to call when the backward has ended; None where the ctx has no stashes.
+        """
+        held = self.of(ctx)
+        if not held:
+            return None
+        changed = self.changed(ctx) if self._context.bus.listeners else []
+        before = [_state(stash) for stash in held]
+        with ExitStack() as stack:
+            stack.callback(self.renew, ctx, before)
+            stack.enter_context(_given_what_was_kept(ctx, held))
+            if changed:
+                read = self.way.entry(lambda name: _tell(self._context, held, changed, name))
+                stack.enter_context(_reads(ctx, read))
+            leave = stack.pop_all().close
+        return lambda _: leave()
 
     def forget(self, ctx: Node, name: str) -> None:
         """Drop the stashes of an attribute that is set again or deleted after forward. The program means the new value,
@@ -205,27 +223,6 @@ class CtxSaves:
 def _state(stash: CtxSave) -> tuple[int, int]:
     """Return the version of a stash and the number of writes noted with it."""
     return int(stash.alias._version), len(stash.writes)
-
-
-def backward_begins(
-    context: Context, kept: CtxSaves, ctx: Node, args: tuple[object, ...]
-) -> Callable[[object], None] | None:
-    """Compare the stashes of a backward that is about to run, and report a changed one when the backward reads it.
-
-    Returns what to call when the backward has ended; None where the ctx has no stashes.
-    """
-    held = kept.of(ctx)
-    if not held:
-        return None
-    changed, before = kept.changed(ctx) if context.bus.listeners else [], [_state(stash) for stash in held]
-    with ExitStack() as stack:
-        stack.callback(kept.renew, ctx, before)
-        stack.enter_context(_given_what_was_kept(ctx, held))
-        if changed:
-            read = kept.way.entry(lambda name: _tell(context, held, changed, name))
-            stack.enter_context(_reads(ctx, read))
-        leave = stack.pop_all().close
-    return lambda _: leave()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -11,7 +12,6 @@ import torch
 
 from noclobber.model.events import Write
 from noclobber.model.silent import GradientWrite
-from noclobber.observe.core import interpose
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context
@@ -21,22 +21,35 @@ from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.takers.gradient_consumers import ENGINE, Deliveries, Spoil, is_of_the_engine
 from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 
+_HOOKS = (
+    (torch.Tensor, "register_hook"),
+    (torch.Tensor, "register_post_accumulate_grad_hook"),
+    (torch.nn.Module, "register_full_backward_hook"),
+    (torch.nn.Module, "register_full_backward_pre_hook"),
+    (torch.nn.Module, "register_backward_hook"),
+    (torch.nn.parallel.DistributedDataParallel, "register_comm_hook"),
+)
+"""What registers a hook to run during a backward."""
+
+
 def arm(context: Context, way: Way) -> None:
     """See the hooks that the program registers. Where saves are watched, check each write of Python code in a backward
     too."""
     gradients = Gradients(context, way)
-    interpose.on_backward_hooks(way, gradients.registered)
+    for owner, name in _HOOKS:
+        way.before(owner, name, gradients.registered)
     if context.watching:
         context.calls.watch(way, gradients.given_again, among=gradients.given)
         context.calls.watch_python(way, gradients.begin)
         context.customs.watch(way, gradients.function_begins)
-        interpose.on_function_hooks(way, gradients.function_hooked)
+        way.before(torch.autograd.function.BackwardCFunction, "register_hook", gradients.function_hooked)
 
 
 class Gradients:
@@ -51,7 +64,7 @@ class Gradients:
         self.given: list[Spoil] = []
         """Overwritten gradients that the program itself had passed to the backward."""
 
-    def registered(self, hook: object) -> None:
+    def registered(self, _: object, *args: object, **kwargs: object) -> None:
         """Record where the program registers a hook that will run during a backward.
 
         The engine has given its threads the keys of a call that is under way. So nobody sees what such a hook writes in
@@ -60,13 +73,14 @@ class Gradients:
         self._context.python_in_backward = True
         if (call := here()) is not None and call.quiet:
             self._context.bus.not_seen("hooks in the backward call that registered them")
+        hook = kwargs.get("hook", args[0] if args else None)
         function = getattr(hook, "__func__", getattr(hook, "func", hook))
         called = vars(type(function)).get("__call__")
         code = getattr(function, "__code__", None) or getattr(called, "__code__", None)
         if isinstance(code, CodeType):
-            self._places[code] = caller(2)
+            self._places[code] = caller()
 
-    def function_hooked(self, node: Node) -> None:
+    def function_hooked(self, node: Node, *_: object, **__: object) -> None:
         """Record that the program registers a hook on the node of a Function, which will run after the node."""
         self._hooked.add(node)
 
@@ -122,7 +136,7 @@ class Gradients:
 
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
         """Record a write if it goes to a gradient that the engine gave to `node`."""
-        frames = list(_frames(frame))
+        frames = list(takewhile(lambda above: above.f_code.co_name != ENGINE, outward(frame)))
         given = next(
             (argument for call in _called(frames) for argument in _arguments(call) if _is_on(argument, key)), None
         )
@@ -166,13 +180,6 @@ class Gradients:
             spoil.tell(None, self._context.bus.notice)
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames from this one up to the engine, innermost first."""
-    while frame is not None and frame.f_code.co_name != ENGINE:
-        yield frame
-        frame = frame.f_back
-
-
 def _called(frames: list[FrameType]) -> list[FrameType]:
     """Return the frame that the engine called, and the frame of a module's hook that this one calls.
 
@@ -189,22 +196,20 @@ def _runs_function(code: CodeType) -> bool:
 
 
 def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a call was given, also those in a list or tuple."""
+    """Return the tensors that a call was given, also those in a list or tuple."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
-    for name in code.co_varnames[:count]:
-        value = frame.f_locals.get(name)
-        for argument in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(argument, torch.Tensor):
-                yield argument
+    return tensor_state.tensors_in(*(frame.f_locals.get(name) for name in code.co_varnames[:count]))
 
 
 def _keys(args: tuple[object, ...]) -> list[int]:
     """Return the storages of the gradients that a Function is given and that anybody else holds too. A boxed Function
     gets them in a list."""
-    given = [one for argument in args for one in (argument if isinstance(argument, list) else (argument,))]
-    tensors = [one for one in given if isinstance(one, torch.Tensor)]
-    shared = [one for one in tensors if tensor_state.use_count(one) > 1 or not storages.is_only_holder(one)]
+    shared = [
+        one
+        for one in tensor_state.tensors_in(args)
+        if tensor_state.use_count(one) > 1 or not storages.is_only_holder(one)
+    ]
     keys = {storages.storage_key(one) for one in shared}
     return [key for key in keys if key is not None]
 

@@ -42,14 +42,15 @@ def arm_assignments(context: Context, way: Way) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        those = way.guarded(lambda: _about_to_assign(context, tensor, value))
+        with modes.plain():
+            those = way.guarded(_about_to_assign, context, tensor, value)
         try:
             native.__set__(tensor, value)
         except (RuntimeError, TypeError) as error:
             without_own_frames(error)
             raise
         if those:
-            way.guarded(lambda: policy.have_moved(context, those))
+            way.guarded(policy.have_moved, context, those)
         if not way.on and context.watching:
             # This way of seeing has failed. Backward must still read what PyTorch alone would read.
             for handle in live.all():
@@ -67,7 +68,7 @@ def arm_swaps(context: Context, way: Way) -> None:
         those = way.guarded(lambda: [*_about_to_swap(context, one), *_about_to_swap(context, other)])
         swap(one, other)
         if those:
-            way.guarded(lambda: policy.have_moved(context, those))
+            way.guarded(policy.have_moved, context, those)
 
     way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
 
@@ -84,11 +85,6 @@ def _is_counted_apart(context: Context, tensor: torch.Tensor) -> None:
 
 
 def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:
-    with modes.plain():
-        return _to_be_moved(context, tensor, value)
-
-
-def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:
     """Return the saves whose bytes `tensor.data = value` is about to replace; no version counter moves.
 
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes. The save of an output keeps the old ones.
@@ -118,7 +114,7 @@ def _to_be_moved(context: Context, tensor: torch.Tensor, value: torch.Tensor) ->
         context.memory.log(noted)
     if cuts:
         context.untracked.assigned(noted, tensor, value)
-    context.meet(handles, tensor, noted)
+    policy.meet(context, handles, tensor, noted)
     return [(tensor, handle) for handle in handles]
 
 
@@ -140,5 +136,5 @@ def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
     if context.memory.is_reread(key):
         context.memory.log(noted)
     if live:
-        context.meet(live, tensor, noted)
+        policy.meet(context, live, tensor, noted)
     return [(tensor, handle) for handle in live]

@@ -7,11 +7,10 @@ what they hold when the write happens is what the next module overwrites, and wh
 from __future__ import annotations
 
 import dis
-import functools
 import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 from weakref import ref
@@ -31,6 +30,7 @@ from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
@@ -92,11 +92,10 @@ class AskedInputs:
     def arm(self, way: Way) -> None:
         """Look at writes while the program has forward hooks."""
         self._looking, self._looks, self._misses = way.entry(self._look), False, hook_stack.program_hooks() != _known
-        registered = way.entry(self._registered)
         for name in ("register_forward_hook", "register_forward_pre_hook"):
-            way.patches.put(torch.nn.Module, name, _telling(vars(torch.nn.Module)[name], registered))
+            way.after(torch.nn.Module, name, self._registered)
         for name in ("register_module_forward_hook", "register_module_forward_pre_hook"):
-            way.patches.put(modules, name, _telling(vars(modules)[name], registered))
+            way.after(modules, name, self._registered)
         way.at_end(self._rest)
         self._look_at_writes(self._misses or bool(_hooked or _of_all_modules()))
 
@@ -111,7 +110,7 @@ class AskedInputs:
                 self._looking, [IN_GRAPH]
             )
 
-    def _registered(self, module: object) -> None:
+    def _registered(self, _: object, module: object = None, *__: object, **___: object) -> None:
         if isinstance(module, torch.nn.Module):
             _hooked[id(module)] = ref(module)
         self._unheld.clear()
@@ -177,16 +176,6 @@ class AskedInputs:
         return found
 
 
-def _telling(register: Callable[..., object], registered: Callable[[object], object]) -> Callable[..., object]:
-    @functools.wraps(register)
-    def telling(*args: object, **kwargs: object) -> object:
-        handle = register(*args, **kwargs)
-        registered(args[0] if args else None)
-        return handle
-
-    return telling
-
-
 def _of_all_modules() -> list[object]:
     """Return the program's forward hooks on all modules."""
     return [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()]
@@ -199,11 +188,7 @@ def _lies_in(tensor: torch.Tensor, key: int, where: Geometry) -> bool:
 
 def _stack(frame: FrameType | None) -> int:
     """Return what tells the calls that led to a frame from others."""
-    calls: list[int] = []
-    while frame is not None:
-        calls += (id(frame.f_code), frame.f_lasti)
-        frame = frame.f_back
-    return hash(tuple(calls))
+    return hash(tuple((id(one.f_code), one.f_lasti) for one in outward(frame)))
 
 
 def _is_the_programs(hook: object) -> bool:

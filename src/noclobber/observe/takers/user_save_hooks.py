@@ -238,8 +238,7 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     if not kept.is_copy and tensors:
         kept.spare = policy.spare(context, tensor, kept.node, place, kept.digest)
     context.thread.packed.append(ref(kept))
-    context.thread.history.nodes.append(kept.node)
-    context.thread.history.places.append(place)
+    context.thread.history.add(kept.node, place)
     return kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType
 from typing import TypeVar
@@ -23,6 +24,13 @@ def frame_above(depth: int) -> FrameType:
     while depth and frame.f_back is not None:
         frame, depth = frame.f_back, depth - 1
     return frame
+
+
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def passed_over(value: Value) -> Value:

@@ -6,11 +6,9 @@ the kernels while such tensors exist (tests/observe/transparent/test_named.py). 
 
 from __future__ import annotations
 
-import functools
 import gc
 import warnings
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -20,7 +18,6 @@ from noclobber.observe.core.writes import write_kernels
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes, registry, spare_key
 
-Result = TypeVar("Result")
 UNSEEN = "writes, as soon as dimensions of tensors have names"
 _may_be_there = True
 """Whether tensors with names may have been made before the recorder was armed."""
@@ -55,24 +52,19 @@ def arm(context: Context, way: Way) -> None:
             library._destroy()
 
     way.at_end(end)
-    named = way.entry(pass_by)
     for name in ("refine_names", "rename", "rename_"):
-        way.patches.put(torch.Tensor, name, _after(named, getattr(torch.Tensor, name)))
+        way.before(torch.Tensor, name, lambda *_, **__: pass_by())
     names = private.lookup("_C.TensorBase.names")
-    way.patches.put(torch.Tensor, "names", property(names.__get__, _after(named, names.__set__), doc=names.__doc__))
+
+    def set_names(tensor: torch.Tensor, value: object) -> None:
+        way.guarded(pass_by)
+        names.__set__(tensor, value)
+
+    way.patches.put(torch.Tensor, "names", property(names.__get__, set_names, doc=names.__doc__))
     if _may_be_there and spare_key.has_key():
         _may_be_there = _are_there()
         if _may_be_there:
             pass_by()
-
-
-def _after(first: Callable[[], object], method: Callable[..., Result]) -> Callable[..., Result]:
-    @functools.wraps(method)
-    def call(*args: object, **kwargs: object) -> Result:
-        first()
-        return method(*args, **kwargs)
-
-    return call
 
 
 def _pass_by(passing: list[Library]) -> None:

@@ -140,20 +140,15 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
     and the dtype make no difference, because only fingerprints of the same tensor are compared. Where the native part
     is there, it reads the usual tensors.
     """
-    return _fingerprint(tensor) if (digest := _of_usual(tensor)) is None else digest
+    return _fingerprint(tensor) if (digest := of_usual(tensor)) is None else digest
 
 
-def _of_no_tensor(_: torch.Tensor) -> int | None:
+def _of_none(_: torch.Tensor) -> int | None:
     return None
 
 
-_of_usual: Callable[[torch.Tensor], int | None] = _of_no_tensor
-
-
-def read_with(native: Callable[[torch.Tensor], int | None]) -> None:
-    """Let the native part read the tensors that it can from now on; it returns None for all others."""
-    global _of_usual
-    _of_usual = native
+of_usual: Callable[[torch.Tensor], int | None] = _of_none
+"""Returns the fingerprint of what the native part can read, which sets this; None for all others."""
 
 
 def _fingerprint(tensor: torch.Tensor) -> Digest:
@@ -204,6 +199,8 @@ alive: look at it only while a tensor lives that begins at the address."""
 OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
 """In place of `shown`, for a large save of a tensor that requires no gradient. The tensor may lie on the `.grad` of a
 leaf, and backward adds to that. So every read hashes the bytes again."""
+
+
 _small: dict[int, Callable[[int], View]] = {}
 
 

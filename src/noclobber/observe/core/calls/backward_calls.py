@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
-from typing import TypeVar
 
 from noclobber.model.error import ClobberError
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.records import Backward
 
-T = TypeVar("T")
 End = Callable[[object, BaseException | None], ClobberError | None]
 """Called when a backward call has ended, with what it returned and what it raised, one of them None. Returns the error
 that the call raises instead of returning, None for none."""
@@ -33,27 +30,23 @@ class BackwardCalls:
         self.with_python: list[tuple[Way, Begin]] = []
         """The watchers of calls in which Python code runs."""
         self._ends: list[tuple[Way, Ended]] = []
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock, which nobody holds."""
-        self._beginning = threading.RLock()
+        self._beginning = lock()
 
     def watch(self, way: Way, begin: Begin, among: Collection[object] = ALWAYS) -> None:
         """Call `begin` before every call while there is anything in `among`, until the way is taken off."""
-        _add(way, self.plain, (way, begin, among))
+        way.add(self.plain, (way, begin, among))
 
     def watch_special(self, way: Way, begin: Begin) -> None:
         """Call `begin` before each call of `torch.autograd.grad`, and before each with `create_graph`."""
-        _add(way, self.special, (way, begin))
+        way.add(self.special, (way, begin))
 
     def watch_python(self, way: Way, begin: Begin) -> None:
         """Call `begin` once in each call before any Python code runs in it."""
-        _add(way, self.with_python, (way, begin))
+        way.add(self.with_python, (way, begin))
 
     def watch_ends(self, way: Way, ended: Ended) -> None:
         """Call `ended` at the end of each call that raised, or that left something to compare (`Backward.later`)."""
-        _add(way, self._ends, (way, ended))
+        way.add(self._ends, (way, ended))
 
     def begin(self, call: Backward) -> None:
         """Tell the watchers that a call begins. What to call at its end goes into `call.ends`."""
@@ -83,11 +76,6 @@ class BackwardCalls:
         for way, end in reversed(ends):
             stopped = way.guarded(end, result, error, also_off=True) or stopped
         return stopped
-
-
-def _add(way: Way, watchers: list[T], entry: T) -> None:
-    watchers.append(entry)
-    way.at_end(lambda: watchers.remove(entry))
 
 
 def _begins(call: Backward, way: Way, begin: Begin) -> None:

@@ -25,10 +25,10 @@ class CustomBackwards:
 
     def watch(self, way: Way, begin: Begin, *, for_good: bool = False) -> None:
         """Call `begin` before each backward until the recorder disarms; with `for_good` also after that."""
-        entry = (way, begin)
-        self._watching.append(entry)
-        if not for_good:
-            way.at_end(lambda: self._watching.remove(entry))
+        if for_good:
+            self._watching.append((way, begin))
+        else:
+            way.add(self._watching, (way, begin))
 
     def begin(self, node: torch.autograd.graph.Node, args: tuple[object, ...]) -> list[tuple[Way, End]]:
         """Tell the watchers that a backward begins, and return what to call at its end.
@@ -61,30 +61,25 @@ def arm(customs: CustomBackwards, way: Way) -> None:
     """Call the watchers whenever the backward of a custom Function runs."""
     owner = private.lookup("autograd.function.BackwardCFunction")
     for name, native in natives().items():
-        way.patches.put(owner, name, around(way, native, customs))
+        way.patches.put(owner, name, _around(way, native, customs))
 
 
 def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwards) -> Callable[..., object]:
-    """Return a wrapper like `around` for one node, to be set as the node's own attribute `name`.
+    """Return a function that runs the backward of one node and calls the watchers before and after it. It is to be set
+    as the node's own attribute `name`.
 
-    `node` returns the node. The wrapper also works after everything else is disarmed.
+    `node` returns the node. The function also works after everything else is disarmed.
     """
     owner = private.lookup("autograd.function.BackwardCFunction")
 
-    def apply(*args: object) -> object:
-        itself, result = node(), None
-        ends = way.guarded(customs.begin, itself, args)
-        try:
-            result = getattr(owner, name)(itself, *args)
-        finally:
-            if ends:
-                way.guarded(customs.end, ends, result)
-        return result
+    def native(itself: torch.autograd.graph.Node, *args: object) -> object:
+        return getattr(owner, name)(itself, *args)
 
-    return passed_over(apply)
+    run = _around(way, passed_over(native), customs)
+    return passed_over(lambda *args: run(node(), *args))
 
 
-def around(way: Way, native: Callable[..., object], customs: CustomBackwards) -> Callable[..., object]:
+def _around(way: Way, native: Callable[..., object], customs: CustomBackwards) -> Callable[..., object]:
     """Return a method that runs a backward with `native` and calls the watchers before and after it."""
 
     def apply(self: torch.autograd.graph.Node, *args: object) -> object:
@@ -96,4 +91,4 @@ def around(way: Way, native: Callable[..., object], customs: CustomBackwards) ->
                 way.guarded(customs.end, ends, result)
         return result
 
-    return apply
+    return passed_over(apply)

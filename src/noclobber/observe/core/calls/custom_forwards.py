@@ -64,7 +64,7 @@ class CustomForwards:
     ) -> None:
         """Call `begin` with the arguments of every call; and if that returns anything, call `end` with the call, with
         what `begin` returned, and with True if the forward returned, False if it raised."""
-        _add(way, self._calls, (way.entry(begin), way.entry(end, also_off=True)))
+        way.add(self._calls, (way.entry(begin), way.entry(end, also_off=True)))
 
     def watch_ctx(
         self,
@@ -74,7 +74,7 @@ class CustomForwards:
     ) -> None:
         """Call `kept` with every call that has returned and kept something on its ctx, and `forget` with the ctx and
         the name of an attribute that is set or deleted later."""
-        _add(way, self._ctxs, (way.entry(kept), way.entry(forget)))
+        way.add(self._ctxs, (way.entry(kept), way.entry(forget)))
 
     def begin(self, call: ForwardCall) -> None:
         """Tell the watchers that a call begins."""
@@ -96,24 +96,18 @@ class CustomForwards:
             forget(ctx, name)
 
 
-def _add(way: Way, watching: list[State], entry: State) -> None:
-    """Add to those who watch, until the way is taken off."""
-    watching.append(entry)
-    way.at_end(lambda: watching.remove(entry))
-
-
 class _Calls(threading.local):
     def __init__(self) -> None:
         self.under_way: list[ForwardCall] = []
 
 
-def arm(forwards: CustomForwards, way: Way, is_watched: Callable[[], bool], memory: Memory) -> None:
+def arm(forwards: CustomForwards, memory: Memory, way: Way) -> None:
     """See every call of a custom Function in threads that are watched, except of PyTorch's own Functions."""
     native = vars(Function)["apply"]  # a Python classmethod; since torch 2.15 one written in C++
     calls = _Calls()
 
     def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
-        if not is_watched() or cls.__module__.startswith("torch.") or modes.transforms_active():
+        if not memory.thread.watched or cls.__module__.startswith("torch.") or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)
         forwards.begin(call)

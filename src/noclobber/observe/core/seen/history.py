@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from noclobber.model.events import Tensor, Write
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 from noclobber.model.live_saves import EVERYWHERE, LiveSaves
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
@@ -51,7 +51,7 @@ class Memory:
         self.live: LiveSaves[Handle] = LiveSaves(storages.storage_key, span_of)
         """The saves that autograd holds."""
         self.logged: list[Record] = []
-        """The writes that Python has logged. It is always the same object, so callers may keep it to append to it."""
+        """The writes that Python has logged."""
         self.limit = RECENT
         self.steps: deque[Stepped] = deque()
         """Steps of optimizers that are not in `logged` yet."""
@@ -74,11 +74,7 @@ class Memory:
         self.began: int | None = 0
         """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""
         self.thread = Thread()
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Make a new lock that nobody holds. Called at the start and in a forked child."""
-        self._pruning = threading.Lock()
+        self._pruning = lock(threading.Lock)
 
     @property
     def recent(self) -> list[Record]:
@@ -95,7 +91,7 @@ class Memory:
         return self.logged
 
     def log(self, record: Record) -> None:
-        """Remember a write. The kernels of operators do this themselves (write_log.py)."""
+        """Remember a write."""
         self.logged.append(record)
         if len(self.logged) > MANY:
             leave_out(record)

@@ -32,13 +32,8 @@ def _counted() -> int:
     return number
 
 
-_next: Callable[[], int] = _counted
-
-
-def count_with(following: Callable[[], int]) -> None:
-    """Let the native part give the numbers from now on."""
-    global _next
-    _next = following
+following: Callable[[], int] = _counted
+"""What gives the numbers; the native part sets this."""
 
 
 class Looked:
@@ -78,7 +73,7 @@ def in_second_run(record: Record) -> bool:
 
 def moment() -> int:
     """Return a number higher than all before it, in all threads. The numbers of nodes only count within a thread."""
-    return _next()
+    return following()
 
 
 class Record(NamedTuple):
@@ -248,4 +243,6 @@ def record(
     except Exception:
         where, version = geometry(tensor), tensor_state.version_of(tensor)
     in_graph = tensor.requires_grad
-    return _new(Record, (written, place, key, version, where, step, under_way, number, _next(), in_graph, untracked))
+    return _new(
+        Record, (written, place, key, version, where, step, under_way, number, following(), in_graph, untracked)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +14,6 @@ from noclobber.model.events import Step
 from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
-from noclobber.observe.witness.digests import Digest
 
 HISTORY = 16_384
 """Places of past saves that are kept for graphs that were freed."""
@@ -29,26 +28,15 @@ class History:
         self.nodes: deque[int] = deque(maxlen=HISTORY)
         self.places: deque[Place | None] = deque(maxlen=HISTORY)
 
+    def add(self, node: int, place: Place | None) -> None:
+        """Note where a node saves."""
+        self.nodes.append(node)
+        self.places.append(place)
+
     def place_of(self, node: int) -> Place | None:
         """Return where a node last saved; None if that is not known (any more)."""
         rows = zip(reversed(self.nodes), reversed(self.places), strict=True)
         return next((place for number, place in rows if number == node), None)
-
-
-class PackedSave(Protocol):
-    """A save that the program's hooks packed: its node's number, its fingerprint."""
-
-    node: int
-    digest: Digest
-    filled_last: bool
-
-    @property
-    def key(self) -> int | None:
-        """Return the key of its storage."""
-
-    @property
-    def is_copy(self) -> bool:
-        """Return True if backward reads a copy that the hooks made at the save."""
 
 
 class Thread(threading.local):
@@ -81,8 +69,8 @@ class Thread(threading.local):
         self.muted = False
         self.given: list[list[Any]] = []
         """The arguments of the custom Functions whose forward is under way, innermost last (undeclared_writes.py)."""
-        self.packed: deque[ref[PackedSave]] = deque(maxlen=8)
-        """The latest saves that the program's hooks packed."""
+        self.packed: deque[ref[Any]] = deque(maxlen=8)
+        """The latest saves that other hooks than noclobber's packed (UserSave, RegionSave)."""
         self.again: list[Any] = []
         """The checkpointed regions that run again in this thread, innermost last (regions.py)."""
         self.preserving = 0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
+
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
@@ -142,15 +144,7 @@ def tensors(written: Written, args: tuple[object, ...], kwargs: dict[str, object
     if written.flag is not None and not args[written.flag]:
         return
     for position, name in written.arguments:
-        value = kwargs[name] if name in kwargs else args[position] if position < len(args) else None
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                if isinstance(item, torch.Tensor):
-                    yield item
-                elif isinstance(item, (list, tuple)):
-                    yield from (inner for inner in item if isinstance(inner, torch.Tensor))
+        yield from tensors_in(kwargs[name] if name in kwargs else args[position] if position < len(args) else None)
 
 
 _cache: dict[OpOverload[..., object], Written | str | None] = {}

@@ -8,7 +8,6 @@ from functools import lru_cache
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
@@ -47,31 +46,15 @@ def _is_ours(kind: type) -> bool:
 def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
     # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
-    before, after = _before(context, way), _after(context, way)
+    both: tuple[Hook, Hook] = _before(context), _after(context)
     if context.native is not None and context.by_key:
-        take, end = context.native.around_steps(before, after, _is_ours, _about)
-        before, after = _in_python(way, take), _in_python(way, end, also_off=True)
+        both = context.native.around_steps(*both, _is_ours, _about)
+    before, after = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
 
 
-def _in_python(way: Way, hook: Hook, *, also_off: bool = False) -> Hook:
-    """Return a native hook as a function of Python's: torch.compile warns of others. It calls the hook as `Way.entry`
-    does, which costs more."""
-
-    def call(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if way.on or also_off:
-            try:
-                hook(optimizer, args, kwargs)
-            except ClobberError:
-                raise
-            except Exception as failure:
-                way.fail(failure)
-
-    return call
-
-
-def _before(context: Context, way: Way) -> Hook:
+def _before(context: Context) -> Hook:
     """Return what is called before a step. It records the writes to parameters that a finding may need. PyTorch's own
     optimizers then run unlogged."""
     thread, live, rereads = context.thread, context.live, context.memory.rereads
@@ -79,40 +62,30 @@ def _before(context: Context, way: Way) -> Hook:
     remember = _remembering(context)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if not way.on:
+        if not thread.watched:
             return
-        try:  # as `Way.guarded` does, which costs more
-            if not (thread.entered or thread.watched):
-                return
-            if thread.muted:
-                unmute(thread)
-            place = caller(0) if native is None else native.place_here()
-            step = step_of(type(optimizer).__name__, place)
-            closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
-            # `differentiable=True` records the step itself.
-            rests = (
-                by_key and not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
-            )
-            thread.step, thread.stepped = step, None
-            if closure:
-                # Only writes to parameters are the step's own.
-                groups = optimizer.param_groups
-                thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
-            if native is not None and thread.entered:
-                native.set_step(None if rests else step, thread.stepped)
-            if rests:
-                if watching and (live.any() or rereads.any()):
-                    _about_to_write(context, optimizer, parameters(optimizer), place, step)
-                else:
-                    remember(optimizer, place, step)
-                thread.muted = True
-                set_key(False)
-            elif watching and live.any():
-                _about_to_write(context, optimizer, filter(_is_sharded, parameters(optimizer)), place, step)
-        except ClobberError:
-            raise
-        except Exception as failure:
-            way.fail(failure)
+        unmute(thread)
+        place = caller(0) if native is None else native.place_here()
+        step = step_of(type(optimizer).__name__, place)
+        closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
+        # `differentiable=True` records the step itself.
+        rests = by_key and not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
+        thread.step, thread.stepped = step, None
+        if closure:
+            # Only writes to parameters are the step's own.
+            groups = optimizer.param_groups
+            thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
+        if native is not None and thread.entered:
+            native.set_step(None if rests else step, thread.stepped)
+        if rests:
+            if watching and (live.any() or rereads.any()):
+                _about_to_write(context, optimizer, parameters(optimizer), place, step)
+            else:
+                remember(optimizer, place, step)
+            thread.muted = True
+            set_key(False)
+        elif watching and live.any():
+            _about_to_write(context, optimizer, filter(_is_sharded, parameters(optimizer)), place, step)
 
     return before
 
@@ -177,7 +150,7 @@ def _about_to_write(
         if context.watching:
             met, _ = context.live.meeting(key, span(noted.geometry), parameter)
             if met.handles:
-                context.meet(met.handles, parameter, noted)
+                context.parts.meet(context, met.handles, parameter, noted)
 
 
 _steps: dict[tuple[object, ...], Step] = {}
@@ -206,7 +179,7 @@ def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]
     return written_by(kind.__name__, fused), step_of(kind.__name__, place)
 
 
-def _after(context: Context, way: Way) -> Hook:
+def _after(context: Context) -> Hook:
     thread, native = context.thread, context.native
 
     def after(*_: object) -> None:
@@ -217,7 +190,7 @@ def _after(context: Context, way: Way) -> Hook:
         if native is not None and thread.entered:
             native.set_step(None, None)
 
-    return way.entry(after)
+    return after
 
 
 def unmute(thread: Thread) -> None:

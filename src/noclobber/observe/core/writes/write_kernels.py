@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.written import NUMBERS_AS_TENSORS, RECURRENT, Written, makes_many_views, written_by
 from noclobber.observe.core.writes import custom_op_kernels, kernel_functions
 from noclobber.observe.core.writes.kernel_functions import Before
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes, registry, spare_key
 
 _known: set[str] = set()
@@ -63,6 +65,19 @@ def connect(context: Context, before: Before) -> None:
     for name in tuple(_foreign):
         look_at(name)
     scan()
+
+
+def arm(_: Context, way: Way) -> None:
+    """Look at each operator that is defined from now on, or that `torch.ops` is asked for the first time: it may come
+    from an extension that was imported. Look for all after `torch.ops` has loaded a library."""
+    all_of_one = private.lookup("_ops._OpNamespace")
+    way.after(torch.library.Library, "define", _defined)
+    way.after(type(torch.ops), "load_library", lambda *_, **__: scan())
+    way.after(all_of_one, "__getattr__", lambda found, *_: list(map(look_at, registry.names_of(found))))
+
+
+def _defined(_: object, library: Any, schema: str, *__: object, **___: object) -> None:
+    look_at(f"{library.ns}::{schema.partition('(')[0].rpartition('::')[2].strip()}")
 
 
 def scan() -> None:

@@ -10,11 +10,10 @@ import torch
 
 from noclobber.model.live_saves import EVERYWHERE
 from noclobber.observe.core.context import IN_GRAPH, After, Context
-from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import MOST_LOOKS
 from noclobber.observe.core.seen.records import Record, record
-from noclobber.observe.core.seen.sites import KINDS, SKIP, USER, place_of
+from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.core.writes import write_kernels
 from noclobber.observe.core.writes.kernel_functions import Before
@@ -36,26 +35,14 @@ def before(context: Context) -> Before:
 def _every(context: Context) -> Before:
     """Return it for `install`: it remembers every write that may move a version."""
     memory, without_storage = context.memory, context.bus.not_seen
-    frame_of, storage_key, recent, thread = sys._getframe, storages.storage_key, memory.logged, memory.thread
-    kinds = KINDS
+    frame_of, storage_key, log, thread = sys._getframe, storages.storage_key, memory.log, memory.thread
 
     def before(written: Written, tensor: torch.Tensor) -> None:
         key = storage_key(tensor)
         if key is None:
             without_storage(_WITHOUT_STORAGE)
             return
-        frame = frame_of(1)
-        # The common case: go up through PyTorch's own frames to a user's frame, without a call.
-        while kinds.get(frame.f_code.co_filename) == SKIP and frame.f_back is not None:
-            frame = frame.f_back
-        code = frame.f_code
-        place = (code, frame.f_lasti, None) if kinds.get(code.co_filename) == USER else place_of(frame)
-        noted = record(written, tensor, key, place, thread)
-        recent.append(noted)
-        if len(recent) > MANY:
-            leave_out(noted)
-            if len(recent) > memory.limit:
-                memory.prune()
+        log(record(written, tensor, key, place_of(frame_of()), thread))
 
     return before
 
@@ -76,10 +63,10 @@ def _to_saves(context: Context) -> Before:
     """
     live, memory, without_storage = context.live, context.memory, context.bus.not_seen
     beside = live.beside
-    frame_of, unsorted, recent, thread = sys._getframe, live.unsorted, memory.logged, memory.thread
+    frame_of, unsorted, thread = sys._getframe, live.unsorted, memory.thread
     storage_key, plain = storages.storage_key, torch.Tensor
     attentive, attended = context.attentive, context.attended
-    tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.meet
+    tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.parts.meet
     unseen = context.unseen
     is_inside, is_only_holder, returned = spare_key.below_versions, storages.is_only_holder, memory.returned
     references = write_kernels.references_of_new(context) if context.by_key else -1
@@ -129,7 +116,7 @@ def _to_saves(context: Context) -> Before:
                 if handles or other is not None or shared:
                     noted = record(written, tensor, key, place_of(frame_of(1)), thread, hidden)
                     if handles:
-                        after = _both(after, meet(handles, tensor, noted))
+                        after = _both(after, meet(context, handles, tensor, noted))
                     # The other saves there keep their bytes. If their version moves, the log leads to this write.
                     moves = not (written.uncounted or thread.preserving)
                     if memory.is_reread(key) or (moves and (shared or (counted and other is not None))):
@@ -144,11 +131,7 @@ def _to_saves(context: Context) -> Before:
             ):
                 return after
         noted = record(written, tensor, key, place := place_of(frame_of(1)), thread, hidden)
-        recent.append(noted)
-        if len(recent) > MANY:
-            leave_out(noted)
-            if len(recent) > memory.limit:
-                memory.prune()
+        memory.log(noted)
         if in_graph and place is not None and (left := looks.get(line := (id(place[0]), place[1]), MOST_LOOKS)):
             looks[line] = left - 1
             if handles := live.at(key):

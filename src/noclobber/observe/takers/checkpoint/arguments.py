@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -21,20 +21,6 @@ from noclobber.observe.torch_api.tensors import storages
 
 _Given = list[tuple[Any, bool]]
 """The arguments of a region, each with whether it has a node that it can lose."""
-
-
-class _Frame(Protocol):
-    """PyTorch's record of a region, with what noclobber keeps on it."""
-
-    saved_args: list[object]
-    noclobber_given: _Given
-
-
-class _Node(Protocol):
-    """The node that saves the arguments on torch 2.10 and 2.11, with what noclobber keeps on it."""
-
-    _raw_saved_tensors: tuple[Any, ...]
-    noclobber_given: list[torch.Tensor]
 
 
 def arm(context: Context, way: Way) -> None:
@@ -58,7 +44,7 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
     save, unpacked = frame_type.save_inputs, frame_type.get_inputs
     saved_tensor = private.lookup("_C._autograd.SavedTensor")
 
-    def save_inputs(frame: _Frame, *args: object) -> None:
+    def save_inputs(frame: Any, *args: object) -> None:
         ours = hook_stack.top_hooks(True)
         try:
             save(frame, *args)
@@ -73,13 +59,13 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
         else:
             way.guarded(saved_inputs, frame, args)
 
-    def saved_inputs(frame: _Frame, args: tuple[object, ...]) -> None:
+    def saved_inputs(frame: Any, args: tuple[object, ...]) -> None:
         if context.thread.watched:
             given = [(argument, _may_be_detached(argument)) for argument in args]
             _mark(save for save in frame.saved_args if isinstance(save, saved_tensor))
             frame.noclobber_given = given
 
-    def get_inputs(frame: _Frame) -> list[object]:
+    def get_inputs(frame: Any) -> list[object]:
         given = getattr(frame, "noclobber_given", None)
         if given is None:
             inputs: list[object] = unpacked(frame)
@@ -120,12 +106,12 @@ def _from_nodes(context: Context, way: Way) -> None:
     was written is not.
     """
 
-    def saved_by(node: _Node | None, args: tuple[object, ...]) -> None:
+    def saved_by(node: Any, args: tuple[object, ...]) -> None:
         if context.thread.watched and node is not None:
             _mark(node._raw_saved_tensors)
             node.noclobber_given = [argument for argument in args if isinstance(argument, torch.Tensor)]
 
-    def instead(node: _Node, tensors: tuple[object, ...]) -> tuple[object, ...] | None:
+    def instead(node: Any, tensors: tuple[object, ...]) -> tuple[object, ...] | None:
         given = getattr(node, "noclobber_given", None)
         if given is None:
             return None

@@ -48,9 +48,15 @@ def arm(context: Context, way: Way) -> None:
             read = reads.read_by(function, args, kwargs)
             region = CheckpointRegion(context, way, place_of(caller), read)
             if context.keeping:
-                region.past = _past(region, frame, read)
+                weak = ref(frame)
+                region.past = forward_bytes.Past(
+                    context, way, region.place, lambda: is_in_forward(weak()), read.tensors
+                )
             _watch_second_run(region, frame, function, kwargs)
             _watch(region, hooks, frame)
+
+    def is_in_forward(frame: forward_bytes.RegionFrame | None) -> bool:
+        return frame is not None and not frame.forward_completed
 
     def _checkpoint_hook(frame: forward_bytes.RegionFrame) -> object:
         hooks, caller = native(frame), sys._getframe(1)
@@ -66,17 +72,6 @@ def arm(context: Context, way: Way) -> None:
 
     way.patches.put(torch.utils.checkpoint, "_checkpoint_hook", _checkpoint_hook)
     way.patches.put(torch.utils.checkpoint, "_recomputation_hook", _recomputation_hook)
-
-
-def _past(region: CheckpointRegion, frame: forward_bytes.RegionFrame, read: reads.Reads) -> forward_bytes.Past:
-    """Return what makes a region run again with the bytes that it read in forward."""
-    weak = ref(frame)
-
-    def in_forward() -> bool:
-        record = weak()
-        return record is not None and not record.forward_completed
-
-    return forward_bytes.Past(region.context, region.way, region.place, in_forward, read.tensors)
 
 
 def _watch_second_run(
@@ -119,14 +114,16 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
     way, thread, bus = region.way, region.context.thread, region.context.bus
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
 
+    def packed(holder: Holder, tensor: torch.Tensor) -> None:
+        if thread.watched:
+            region.save(holder, tensor)
+
+    noted = way.entry(packed)
+
     @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> object:
         holder = pack(tensor)
-        try:  # as `Way.guarded` does, which costs more
-            if way.on and (thread.entered or thread.watched):
-                region.save(holder, tensor)
-        except Exception as failure:
-            way.fail(failure)
+        noted(holder, tensor)
         return holder
 
     def unpack_hook(holder: Holder) -> torch.Tensor:
@@ -136,11 +133,8 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
         except Exception as error:
             way.guarded(region.failed, error)
             raise
-        try:
-            if way.on and bus.told == told and region.is_as_saved(holder, tensor):
-                return tensor
-        except Exception as failure:
-            way.fail(failure)
+        if bus.told == told and way.guarded(region.is_as_saved, holder, tensor):
+            return tensor
         read = way.guarded(_read, region, frame, holder, tensor, told)
         if read is None and region.past is not None and region.past.has_put_back:
             raise ClobberError(forward_bytes.LOST)

@@ -141,9 +141,7 @@ class CheckpointRegion:
         known = context.native.save(tensor, self._digests) if context.native is not None else None
         if known is None:
             known = save_of(tensor, place_of(sys._getframe(2)), self.digest(tensor))
-            history = context.thread.history
-            history.nodes.append(known[2])
-            history.places.append(known[3])
+            context.thread.history.add(known[2], known[3])
         self.count += 1
         holder.noclobber_save = packed = RegionSave(known, self.count)
         if self._digests and packed.digest is None and is_on_device(tensor):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, Protocol
@@ -15,7 +13,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Aside, made
 from noclobber.observe.core.seen.records import reading
-from noclobber.observe.core.seen.sites import Place, place_of
+from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.describe import clobbers, refusals, write_history
 from noclobber.observe.takers.checkpoint.regions import CheckpointRegion
 from noclobber.observe.torch_api import private
@@ -46,29 +44,17 @@ def arm(context: Context, way: Way) -> None:
     What is kept already is watched for good: bytes that were preserved are given even after the preserving block.
     """
     wrapper = private.lookup("utils.checkpoint._VersionWrapper")
-    native, make = wrapper.get_val, wrapper.__init__
+    native = wrapper.get_val
 
-    def kept(made: _Wrapper, place: Place | None) -> None:
+    def kept(_: None, made: _Wrapper, *__: object, **___: object) -> None:
         if context.thread.watched and isinstance(made.val, torch.Tensor):
-            save = _save_of(context, made.val, place)
+            save, itself = _save_of(context, made.val, caller()), ref(made)
             if save is not None:
                 shown = getattr(made, "unpack_hook", None)  # since torch 2.15; the program's own
-                made.get_val = functools.partial(
-                    _taken, context, way, save, shown or _as_it_is, functools.partial(_native, native, ref(made))
-                )
+                # The record holds this function, which must not hold the record.
+                made.get_val = lambda *args: _taken(context, way, save, shown, lambda: native(itself(), *args))
 
-    @functools.wraps(make)
-    def __init__(made: _Wrapper, *args: object, **kwargs: object) -> None:
-        make(made, *args, **kwargs)
-        caller = sys._getframe(1)
-        way.guarded(lambda: kept(made, place_of(caller)))
-
-    way.patches.put(wrapper, "__init__", __init__)
-
-
-def _native(get_val: Callable[..., object], made: ref[_Wrapper], *args: object) -> object:
-    """Call PyTorch's own method. The record holds this function, which must not hold the record."""
-    return get_val(made(), *args)
+    way.after(wrapper, "__init__", kept)
 
 
 def _save_of(context: Context, tensor: torch.Tensor, place: Place | None) -> PolicySave | None:
@@ -86,27 +72,22 @@ def _save_of(context: Context, tensor: torch.Tensor, place: Place | None) -> Pol
     return save
 
 
-def _as_it_is(tensor: object) -> object:
-    return tensor
-
-
 def _taken(
     context: Context,
     way: Way,
     save: PolicySave,
-    shown: Callable[[object], object],
-    native: Callable[..., object],
-    *args: object,
+    shown: Callable[[object], object] | None,
+    native: Callable[[], object],
 ) -> object:
     """Return what the second run takes in place of computing a tensor again: the kept bytes where they are preserved.
 
     `shown` makes of what was kept what the run takes. Raises what PyTorch raises where the version has moved.
     """
     if save.kept is not None:
-        return shown(save.kept)
+        return save.kept if shown is None else shown(save.kept)
     way.guarded(_compare, context, save)
     try:
-        return native(*args)
+        return native()
     except RuntimeError as error:
         raised = error
         way.guarded(_refused, context, save, raised)

@@ -20,13 +20,14 @@ def _nothing_is(_: str) -> bool:
 
 next_node: Callable[[], int] = private.not_yet
 """Returns the number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
-_current_node: Callable[[], Node | None] = private.not_yet
+current_node: Callable[[], Node | None] = private.not_yet
+"""Returns the node whose backward is running in this thread, None outside of one. It is set in an unpack hook."""
 _put_aside: Callable[[str, object], None] = private.not_yet
 _is_aside: Callable[[str], bool] = _nothing_is
 _aside: Callable[[str], object] = private.not_yet
 NAMES = {
     "next_node": "_C._autograd._get_sequence_nr",
-    "_current_node": "_C._current_autograd_node",
+    "current_node": "_C._current_autograd_node",
     "_put_aside": "_C._stash_obj_in_tls",
     "_is_aside": "_C._is_key_in_tls",
     "_aside": "_C._get_obj_in_tls",
@@ -38,11 +39,6 @@ def engine() -> Callable[..., object]:
     """Return the function through which torch.autograd makes every call of the autograd engine."""
     door: Callable[..., object] = private.lookup("autograd._engine_run_backward")
     return door
-
-
-def current_node() -> Node | None:
-    """Return the node whose backward is running in this thread, None outside of one. It is set in an unpack hook."""
-    return _current_node()
 
 
 CALL = "noclobber: call"

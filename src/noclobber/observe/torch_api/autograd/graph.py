@@ -58,6 +58,15 @@ def metadata(node: Any) -> dict[str, object]:
     return kept
 
 
+def maker_of(tensor: torch.Tensor) -> Node | None:
+    """Return the node that made a tensor; None for a leaf, and where PyTorch refuses to say: of one of several views
+    whose base was written. Ask only where PyTorch itself asks too: of a view, it may make another node."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def roots_of(outputs: Iterable[object]) -> list[Node]:
     """Return the nodes that a backward call of these tensors and GradientEdges starts from."""
     roots = []

@@ -43,8 +43,9 @@ def connected(tensor: torch.Tensor) -> Save | None:
     return None if is_lazy(tensor) or tensor.is_inference() else make(tensor)
 
 
-def said_of_a_stale(tensor: torch.Tensor) -> str:
-    """Return what PyTorch says of a save of this tensor that was overwritten once.
+def said_of_a_stale(tensor: torch.Tensor, current: int, expected: int, made_by: str = "") -> str:
+    """Return what PyTorch says of a save of this tensor at another version than expected. `made_by` is what it says of
+    the node that made the tensor.
 
     Raises NotImplementedError where PyTorch raises that instead: of a jagged tensor (torch 2.13; test_nested.py).
     """
@@ -57,7 +58,8 @@ def said_of_a_stale(tensor: torch.Tensor) -> str:
         except NotImplementedError:
             raise
         except RuntimeError as error:
-            return str(error)
+            said, _, rest = str(error).rpartition(" is at version 1; expected version 0 instead.")
+            return f"{said}{made_by} is at version {current}; expected version {expected} instead.{rest}"
     raise AssertionError("torch unpacks a stale save")
 
 

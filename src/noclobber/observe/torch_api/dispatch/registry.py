@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 _takes_numbers: Callable[[str], bool] = private.not_yet
-_operator_names: Callable[[], list[str]] = private.not_yet
+operator_names: Callable[[], list[str]] = private.not_yet
+"""Returns the full names of all operators that are defined, such as "aten::add_.Tensor"."""
 _schema_of: Callable[[str, str], torch.FunctionSchema] = private.not_yet
 _handle_of: Callable[[str, str], _DispatchOperatorHandle] = private.not_yet
 NAMES = {
     "_takes_numbers": "_C._should_allow_numbers_as_tensors",
-    "_operator_names": "_C._dispatch_get_all_op_names",
+    "operator_names": "_C._dispatch_get_all_op_names",
     "_schema_of": "_C._get_schema",
     "_handle_of": "_C._dispatch_find_schema_or_throw",
 }
@@ -36,11 +37,6 @@ def library(namespace: str) -> Any:
 def takes_numbers(operator: str) -> bool:
     """Return True if an operator ("aten::add_") takes a Python number where its schema says Tensor."""
     return _takes_numbers(operator.partition("::")[2])
-
-
-def operator_names() -> list[str]:
-    """Return the full names of all operators that are defined, such as "aten::add_.Tensor"."""
-    return _operator_names()
 
 
 def schema(name: str) -> torch.FunctionSchema | None:

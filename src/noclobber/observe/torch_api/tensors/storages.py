@@ -30,13 +30,14 @@ address: Callable[[torch.Tensor], int] = private.not_yet
 _has_storage: Callable[[torch.Tensor], bool] = private.not_yet
 _storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = private.not_yet
 _storage_ref: Callable[[torch.UntypedStorage], StorageRef] = private.not_yet
-_storage_holders: Callable[[int], int] = private.not_yet
+storage_holders: Callable[[int], int] = private.not_yet
+"""Returns how many tensors share the storage with this `_cdata`. The storage's Python object counts as one more."""
 NAMES = {
     "address": "_C.TensorBase.data_ptr",
     "_has_storage": "_C._has_storage",
     "_storage_of": "_C.TensorBase.untyped_storage",
     "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
-    "_storage_holders": "_C._storage_Use_Count",
+    "storage_holders": "_C._storage_Use_Count",
 }
 """What each name here is called in PyTorch."""
 
@@ -128,16 +129,11 @@ def storage_ref(tensor: torch.Tensor) -> StorageRef:
     return _storage_ref(storage(tensor))
 
 
-def storage_holders(identity: int) -> int:
-    """Return how many tensors share the storage with this `_cdata`. The storage's Python object counts as one more."""
-    return _storage_holders(identity)
-
-
 def is_only_holder(tensor: torch.Tensor) -> bool:
     """Return True if torch has allocated the storage of a plain tensor, and no other tensor shares it."""
     try:
         storage = _storage(tensor)  # the Python object, which counts as a holder too
-        return _storage_holders(storage._cdata) == 2 and storage.resizable()
+        return storage_holders(storage._cdata) == 2 and storage.resizable()
     except (RuntimeError, NotImplementedError):  # without a storage: sparse ones
         return False
 

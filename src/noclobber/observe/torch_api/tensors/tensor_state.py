@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import GetSetDescriptorType, ModuleType
 from typing import TypeVar, cast
 
@@ -34,6 +34,17 @@ class Weak(weakref.ref[Thing]):
     (transparent/checks_of_swaps.py)."""
 
     __slots__ = ()
+
+
+def tensors_in(*values: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors among values, and those that lie in lists, tuples and dicts of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(*value)
+        elif isinstance(value, dict):
+            yield from tensors_in(*value.values())
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
