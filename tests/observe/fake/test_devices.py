@@ -228,3 +228,13 @@ def test_a_device_is_named_by_its_number():
         assert torch.nn.Linear(2, 2).to(1).weight.device == torch.device("cuda", 1)
         assert torch.ones(2).to(1).device == torch.device("cuda", 1)
         assert torch.nn.Linear(2, 2).to(torch.float64).weight.dtype is torch.float64
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_sparse_matrix_lies_where_it_was_put(run, compressed):
+    matrix = torch.eye(50_000, 4).to_sparse_csr() if compressed else torch.eye(50_000, 4).to_sparse()
+    weight = torch.randn(4, 10**6, device="cuda", requires_grad=True)
+    product = matrix.cuda() @ weight  # 200 GB
+    product.sum().backward()
+    assert (product.device, product.shape) == (torch.device("cuda:0"), (50_000, 10**6))
+    assert (weight.grad.device, weight.grad.shape) == (torch.device("cuda:0"), (4, 10**6))

@@ -86,6 +86,17 @@ def test_what_needs_values_says_so_in_our_words(run):
     assert "register_fake" in note
 
 
+def test_an_operator_without_a_rule_runs_on_few_zeros_only(run):
+    factors, scales = torch.geqrf(torch.randn(4, 3, device="cuda"))
+    assert (factors.shape, scales.shape) == ((4, 3), (3,))
+    assert factors.device == scales.device == torch.device("cuda:0")
+    with pytest.raises(RuntimeError) as raised:
+        torch.geqrf(torch.randn(10**6, 10**6))
+    (note,) = raised.value.__notes__
+    assert note.startswith("noclobber: `aten::geqrf` cannot run without values at ")
+    assert "test_values.py" in note
+
+
 def test_a_copy_of_a_model_has_its_own_values():
     with noclobber.fake() as run:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
