@@ -112,3 +112,34 @@ def test_a_sharded_parameter_can_be_sharded_again():
         torch.optim.AdamW(model.parameters()).step()
         assert model[0].weight.to_local().shape == (2, 8)
     assert seen.findings == ()
+
+
+def train(rank, world_size, seen):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to(rank), device_ids=[rank])
+    model(torch.randn(4, 8)).sum().backward()
+    seen.append((dist.get_rank(), dist.get_world_size(), tuple(model.module.weight.grad.shape)))
+    dist.destroy_process_group()
+
+
+def test_a_program_that_starts_its_ranks_is_one_of_them():
+    seen = []
+    with noclobber.fake(device="cuda:4") as run:
+        torch.multiprocessing.spawn(train, args=(4, seen), nprocs=4)
+        torch.multiprocessing.start_processes(train, args=(4, seen), nprocs=4, join=False).join()
+    assert seen == [(0, 4, (8, 8))] * 2
+    assert "the program starts 4 processes: only the one of rank 0 ran, in this one" in run.notes
+    with noclobber.fake(world_size=16, rank=9) as run:
+        torch.multiprocessing.spawn(train, args=(16, seen), nprocs=8)
+    assert seen[-1] == (9, 16, (8, 8))
+    assert "RANK" not in os.environ
+
+
+def test_a_group_needs_nobody_where_no_rank_is_asked_for():
+    seen = []
+    with noclobber.fake():
+        train(0, 2, seen)
+        train(0, 2, seen)
+    assert seen == [(0, 2, (8, 8))] * 2
+    assert not dist.is_initialized()

@@ -108,7 +108,7 @@ def test_a_run_that_cannot_begin_leaves_everything_as_it_was(monkeypatch):
     def fails(*_):
         raise OSError("no rank")
 
-    monkeypatch.setattr(ranks, "begin", fails)
+    monkeypatch.setattr(ranks.Ranks, "begin", fails)
     before = torch.cuda.is_available
     with pytest.raises(OSError, match="no rank"), noclobber.fake():
         raise AssertionError
