@@ -62,8 +62,8 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
             with modes.no_modes():
                 handle.digest = fingerprint(handle.alias)
-            counted = handle.digest is None and not noted.written.uncounted
-            marked.blind |= counted and touch(geometry(handle.alias), noted.geometry)
+            counts = handle.digest is None and not (preserving or noted.written.is_collective)
+            marked.blind |= counts and touch(geometry(handle.alias), noted.geometry)
         written = marked.writes
         entry = (noted, handle.alias._version)
         if len(written) < MOST_WRITES:

@@ -89,6 +89,13 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Return itself: the copy of a tensor belongs to the same run."""
         return self
 
+    def __reduce__(self) -> str:
+        """Refuse to be sent to another process, or pickled, with a tensor."""
+        raise TypeError(
+            "noclobber: a tensor of a run without values (`--fake`) cannot be pickled, or sent to another process: let "
+            "the program do this work in one process, or run it without `--fake`, at a small size"
+        )
+
     def _fresh(self, make: Callable[[], Any]) -> Any:
         with self:
             return make()
@@ -240,14 +247,18 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self.fake_tensor_converter.from_real_tensor(self, tensor)
 
     def _explain(self, func: Any, error: BaseException) -> None:
-        """Say in a note which operator needs values, where, and what to do."""
-        if self.devices.inside > 1 or getattr(error, "__notes__", None):
+        """Say in a note which operator needs values."""
+        if self.devices.inside <= 1:
+            self.explain(func._schema.name if registry.is_operator(func) else str(func), error)
+
+    def explain(self, name: str, error: BaseException) -> None:
+        """Say in a note what needs values, where, and what to do."""
+        if getattr(error, "__notes__", None):
             return
-        name = func._schema.name if registry.is_operator(func) else str(func)
         site = site_of(caller())
         span = site.span() if site is not None else None
         where = f" at {span.path}:{span.line}" if span is not None else ""
-        is_own = name.partition("::")[0] not in _BUILT_IN
+        is_own = "::" in name and name.partition("::")[0] not in _BUILT_IN
         what = (
             f"register how its result looks: `@torch.library.register_fake({name!r})`"
             if is_own

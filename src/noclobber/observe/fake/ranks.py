@@ -46,7 +46,7 @@ class Ranks:
 
     def notes(self) -> list[str]:
         """Return in words which processes did not run."""
-        if not self._spawned:
+        if self._spawned < 2:
             return []
         ran = f"only the one of rank {self._rank % self._spawned} ran, in this one"
         return [f"the program starts {self._spawned} processes: {ran}"]

@@ -48,7 +48,7 @@ class FakeRun:
         self._way = Way("the run without values", failed, lasting=True)
         self.steps = Steps(order.steps, self.memory, self._way)
         self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, self._way, is_program=order.is_program)
-        self._playing = devices.Playing(self.devices)
+        self._playing = devices.Playing(self.devices, self._mode.explain)
         self._checkpoints = Checkpoints(self._away, self.devices)
         self._batches = Batches(order.batch, order.giver, self.devices) if order.batch is not None else None
         self._ranks = ranks.Ranks(order.world_size, order.rank, self.devices)
