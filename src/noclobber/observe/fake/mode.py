@@ -17,6 +17,7 @@ from noclobber.observe.fake.cublas import Cublas
 from noclobber.observe.fake.cudnn import Cudnn
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
+from noclobber.observe.fake.norms import norms
 from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
 from noclobber.observe.torch_api.dispatch import modes, registry
@@ -63,7 +64,12 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self._one_at_a_time = threading.RLock()
         self._is_program = is_program
         self.cudnn, self._cublas = Cudnn(self._fresh), Cublas(gpu, self._fresh)
-        self._answers = {**Answers(asked, self._fresh).of, **self.cudnn.of, aten.new_empty.default: self._new_empty}
+        self._answers = {
+            **Answers(asked, self._fresh).of,
+            **self.cudnn.of,
+            **norms(self._on_shapes, self._fresh),
+            aten.new_empty.default: self._new_empty,
+        }
 
     def patch(self, patches: Patches) -> None:
         """Let only one thread at a time work on shapes, also one that has not this mode."""
