@@ -111,7 +111,7 @@ def test_a_function_that_reads_memory_is_named(run):
 def test_what_no_other_process_can_get_is_refused_in_our_words(run):
     layer = torch.nn.Linear(3, 3)
     assert copy.copy(layer.weight).shape == copy.deepcopy(layer).weight.shape
-    with pytest.raises(TypeError, match="^noclobber: a tensor of a run without values"):
+    with pytest.raises(TypeError, match=r"^noclobber: a tensor of a run without values"):
         pickle.dumps(layer)
 
 

@@ -213,10 +213,14 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _new_empty(self, tensor: torch.Tensor, size: Sequence[int], **options: Any) -> Any:
         """Return a new tensor like another. FSDP2 asks for many: one for each parameter and rank, of which PyTorch's
         mode thinks as long as of any operator."""
-        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or options.get("layout") is not None:
+        if (
+            not isinstance(tensor, FakeTensor)
+            or tensor.layout is not torch.strided
+            or options.get("layout") is not None
+        ):
             return self._on_shapes(aten.new_empty.default, (), (tensor, size), options)
         device, dtype = options.get("device") or tensor.fake_device, options.get("dtype") or tensor.dtype
-        with modes.aside():
+        with modes.no_modes(), modes.plain():
             made = torch.empty(size, dtype=dtype, device="meta")
         return self.fake_tensor_converter.from_meta_and_device(self, made, device)
 
@@ -240,7 +244,8 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _product(self, sparse: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
         """Return the product of a sparse matrix and a dense one, for which there is no rule."""
         shape, device = (*sparse.shape[:-1], dense.shape[-1]), DEVICE.fget(dense)
-        return self._fresh(lambda: torch.empty(shape, dtype=dense.dtype, device=device))
+        product: torch.Tensor = self._fresh(lambda: torch.empty(shape, dtype=dense.dtype, device=device))
+        return product
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor of a real one. PyTorch would run some operators on real tensors as they are: those

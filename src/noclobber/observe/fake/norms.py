@@ -1,5 +1,5 @@
-"""The statistics that norms keep for backward, in the dtype of a kernel: PyTorch's rules for shapes give that of the input
-(torch 2.13)."""
+"""The statistics that norms keep for backward, in the dtype of the kernels. The rules for shapes give them that of the
+input (torch 2.13)."""
 
 from __future__ import annotations
 

@@ -62,7 +62,13 @@ class Ranks:
         dist.init_process_group(*args, **options)
 
     def _start_processes(
-        self, fn: Callable[..., object], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+        self,
+        fn: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        *_: Any,
+        **__: Any,
     ) -> _Ended | None:
         """Run what one of the processes would run, in this one: another would have values."""
         self._spawned = max(self._spawned, nprocs)
