@@ -1,5 +1,6 @@
 """The device that is played: the program sees a GPU, with the memory of one."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -238,3 +239,18 @@ def test_a_sparse_matrix_lies_where_it_was_put(run, compressed):
     product.sum().backward()
     assert (product.device, product.shape) == (torch.device("cuda:0"), (50_000, 10**6))
     assert (weight.grad.device, weight.grad.shape) == (torch.device("cuda:0"), (4, 10**6))
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_assignment_to_data_moves_a_tensor(run, watched):
+    layer, count = torch.nn.Linear(3, 3), torch.zeros(2)
+    with noclobber.watch() if watched else contextlib.nullcontext():
+        for one in layer.parameters():
+            one.data = one.data.cuda()
+        count.data = torch.tensor([3.0, 4.0])
+        output = layer(torch.randn(2, 3, device="cuda"))
+        output.sum().backward()
+    assert layer.weight.device == layer.weight.grad.device == output.device == torch.device("cuda:0")
+    assert count.tolist() == [3, 4]
+    layer.weight.data = layer.weight.data.cpu()
+    assert layer.weight.device == torch.device("cpu")

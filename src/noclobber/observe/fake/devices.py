@@ -157,6 +157,16 @@ def _of_numbers(devices: Devices, func: Any, args: Sequence[Any], options: dict[
     return func(*args, **options).to(device).requires_grad_(needs_gradient)
 
 
+def _assigned(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Assign to `.data`: PyTorch leaves the tensor where it was, and what is known of it (torch 2.13)."""
+    if func.__self__ is not torch.Tensor.data or not all(isinstance(one, FakeTensor) for one in args):
+        return NotImplemented
+    func(*args)
+    tensor, data = args
+    tensor.fake_device = data.fake_device
+    values.share(tensor, data)
+
+
 def _as_it_is(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     return args[0]
 
@@ -176,6 +186,7 @@ def _ctc_loss(devices: Devices, func: Any, args: Sequence[Any], options: dict[st
 
 
 _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]] = {
+    "__set__": _assigned,
     "to": _to,
     "device": _named,
     "cuda": _cuda,
