@@ -185,6 +185,13 @@ def test_memory_is_that_of_the_tensors(run):
     assert torch.cuda.max_memory_allocated() >= 10**12
 
 
+def test_memory_that_the_program_takes_away_is_not_counted(run):
+    begin, tensor = torch.cuda.memory_allocated(), torch.empty(10**6, device="cuda")
+    for size in (0, 4 * 10**6, 0):
+        tensor.untyped_storage().resize_(size)
+        assert torch.cuda.memory_allocated() - begin == size
+
+
 def test_nothing_warns_of_addresses(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -27,6 +27,27 @@ def test_a_rank_of_a_thousand_shards():
     assert not seen.findings
 
 
+def test_a_rank_holds_no_whole_parameters_between_steps():
+    from torch.distributed.fsdp import fully_shard
+
+    with noclobber.fake(world_size=16):
+        dist.init_process_group("nccl")
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))).cuda()
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        shards = sum(one.to_local().nbytes for one in model.parameters())
+        assert shards == 8 * 2**22 / 16
+        begin = torch.cuda.memory_allocated()
+        output = model(torch.randn(4, 1024, device="cuda")).sum()
+        assert torch.cuda.memory_allocated() - begin < 3 * 2**22 + 2**25  # the last two, and what cuBLAS takes
+        output.backward()
+        del output
+        gathers = 2**22 + 2**26  # one whole parameter or gradient, and what cuBLAS takes forward and backward
+        assert torch.cuda.memory_allocated() - begin < shards + gathers
+        assert torch.cuda.max_memory_allocated() < begin + 2 * shards + 5 * 2**22 + gathers
+
+
 def test_replicas_have_gradients():
     with noclobber.fake(world_size=16):
         dist.init_process_group("nccl")

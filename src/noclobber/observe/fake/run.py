@@ -74,6 +74,7 @@ class FakeRun:
     def _put_in_place(self) -> None:
         patches, gpu = self._patches, self._order.gpu
         self._mode.patch(patches)
+        self.memory.patch(patches)
         values.patch(patches)
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
