@@ -219,6 +219,12 @@ def stepped_fused(weight):
     return second
 
 
+def moved_to_other_memory(weight):
+    product = torch.randn(3, 4, requires_grad=True) @ weight
+    product.register_hook(lambda _: setattr(weight, "data", weight.data.clone()))  # as FSDP gathers it again
+    return product.sum()
+
+
 def statistics_rewritten(weight, training=False):
     norm = torch.nn.BatchNorm1d(4).train(training)
     loss = norm(weight).square().sum()
@@ -234,6 +240,7 @@ def statistics_of_training(weight):
     ("program", "code"),
     [
         (stepped_fused, "NC203"),
+        (moved_to_other_memory, None),
         (statistics_rewritten, "NC203"),
         (statistics_of_training, None),
         (scaled_through_data, "NC201"),
