@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from noclobber.observe.fake.devices import Devices, say_played
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
 
@@ -94,6 +95,17 @@ class Ranks:
         _patch_ddp(patches)
         lies_on = torch.Tensor.device.__get__  # of a DTensor, which is a tensor of its own beside the part of this rank
         say_played(patches, DTensor, property(lambda tensor: devices.shown(lies_on(tensor))))
+        propagator = private.lookup("distributed.tensor._sharding_prop.ShardingPropagator")
+        propagate = propagator._propagate_tensor_meta_non_cached
+
+        def _propagate_tensor_meta_non_cached(*args: Any, **options: Any) -> Any:
+            devices.inside += 1  # PyTorch works out whole shapes in the mode of the run: no rank holds them
+            try:
+                return propagate(*args, **options)
+            finally:
+                devices.inside -= 1
+
+        patches.put(propagator, "_propagate_tensor_meta_non_cached", _propagate_tensor_meta_non_cached)
         native = dist.distributed_c10d.init_process_group
 
         def init_process_group(*_: object, **options: object) -> None:
