@@ -13,14 +13,14 @@ import pkgutil
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from noclobber.model.source import claim_for_user
+from noclobber.model.source import Owner, claim_for_user, owner_of
 
 
 class NotAProgram(Exception):
@@ -95,9 +95,11 @@ def load(words: Sequence[str], read: Callable[[str], bytes | None] = lambda path
     return Program([first, *rest], folder, _compiled(source, path, first), names=names)
 
 
-def giving(program: Program, name: str, give: Callable[[bool], object]) -> Program:
-    """Return a program whose function of a name, such as `get_batch` or `Data.next`, returns what `give` returns. That
-    is asked for an iterator where the function is a generator."""
+@contextlib.contextmanager
+def giving(program: Program, name: str, give: Callable[[bool], object]) -> Iterator[Program]:
+    """Yield a program whose function of a name, such as `get_batch` or `Data.next`, returns what `give` returns, in the
+    files of the user that it imports in the block too. `give` is asked for an iterator where the function is a
+    generator."""
 
     def replaced(code: CodeType) -> CodeType:
         if name in (code.co_name, code.co_qualname):
@@ -112,7 +114,17 @@ def giving(program: Program, name: str, give: Callable[[bool], object]) -> Progr
         consts = tuple(replaced(one) if isinstance(one, CodeType) else one for one in code.co_consts)
         return code.replace(co_consts=consts)
 
-    return program if program.code is None else replace(program, code=replaced(program.code))
+    def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+        code = native(loader, fullname)
+        is_of_user = code is not None and owner_of(code.co_filename) is Owner.USER
+        return replaced(code) if code is not None and is_of_user else code
+
+    native = SourceFileLoader.get_code
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+    try:
+        yield program if program.code is None else replace(program, code=replaced(program.code))
+    finally:
+        SourceFileLoader.get_code = native  # type: ignore[method-assign]
 
 
 _GIVEN = "what is given"

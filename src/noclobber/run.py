@@ -86,12 +86,13 @@ class Run:
         self._member.at_exit = partial(self._left, report)
         try:
             loaded = program.load(words)
-            if (faked := self._session.fake) is not None and faked.giver:
-                loaded = program.giving(loaded, faked.giver, _batch)
             self._argv = list(loaded.argv)
             with self.kept_apart():
                 self._member.begin()
-            error = program.execute(loaded)
+            faked = self._session.fake
+            giver = faked.giver if faked is not None else ""
+            with program.giving(loaded, giver, _batch) if giver else contextlib.nullcontext(loaded) as whole:
+                error = program.execute(whole)
         except program.NotAProgram:
             self.close()
             raise

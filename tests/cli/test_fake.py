@@ -64,12 +64,12 @@ def train(rank):
 
 if __name__ == "__main__":
     train(0) if OWN else None
-    torch.multiprocessing.spawn(train, nprocs=2)
+    START
 """
 
 
 def test_threads_that_ran_with_their_values_are_told(tmp_path):
-    ours = "    train(0) if OWN else None\n    torch.multiprocessing.spawn(train, nprocs=2)\n"
+    ours = "    train(0) if OWN else None\n    START\n"
     threads = (
         "    import threading\n    one = threading.Thread(target=train, args=(0,))\n    one.start()\n    one.join()\n"
     )
@@ -81,10 +81,18 @@ def test_threads_that_ran_with_their_values_are_told(tmp_path):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_processes_that_ran_with_their_values_are_told(tmp_path, own):
-    done = run(tmp_path, SPAWNS.replace("OWN", str(own)))
+    start = "for rank in '12': torch.multiprocessing.get_context('spawn').Process(target=train, args=rank).start()"
+    done = run(tmp_path, SPAWNS.replace("OWN", str(own)).replace("START", start))
     assert f"nothing found in {2 + own} backward calls of 3 processes" in done.stderr
     assert "without values" not in done.stderr
     assert "2 processes of the program ran with their values" in done.stderr
+
+
+def test_of_processes_that_spawn_starts_one_runs_without_values(tmp_path):
+    start = "torch.multiprocessing.spawn(train, nprocs=2)"
+    done = run(tmp_path, SPAWNS.replace("OWN", "False").replace("START", start))
+    assert "nothing found in 1 backward call, in a run without values" in done.stderr
+    assert "the program starts 2 processes: only the one of rank 0 ran, in this one" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -175,11 +183,19 @@ def test_a_function_of_the_program_gives_batches(tmp_path, name, take):
     assert "nothing found in 3 backward calls, in a run without values" in done.stderr
 
 
+def test_a_function_of_another_file_gives_batches(tmp_path):
+    whole, _, training = MISSING.partition("model = ")
+    (tmp_path / "data.py").write_text(whole)
+    training = training.replace("TAKE", "(batch(0) for _ in range(9))")
+    done = run(tmp_path, f"import torch\nfrom data import batch\nmodel = {training}", "--shapes", "batch()=512x3")
+    assert done.stdout == "cuda:0 torch.Size([512, 3])\n" * 2
+
+
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
         ("8x3", "the program asked no `DataLoader` for a batch"),
-        ("batch()=8x3", "the program did not call a function `batch` of its file"),
+        ("batch()=8x3", "the program did not call a function `batch` of its files"),
     ],
 )
 def test_shapes_that_nobody_asks_for_are_told(tmp_path, shapes, words):

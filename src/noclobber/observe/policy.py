@@ -55,21 +55,22 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         context.contents.begins_to_write(noted.key)  # also where no operator is seen: optimizers, `.data`
     saves.note_base(handles, tensor)
     of_function = not torch.is_grad_enabled() and tensor_state.is_view_of_function(tensor)
-    apart = noted.written.uncounted or not tensor.requires_grad or tensor_state.is_leaf(tensor)
+    written = noted.written
+    apart = written.uncounted or not tensor.requires_grad or tensor_state.is_leaf(tensor)
     for handle in handles:
         marked = handle.suspected()
         marked.of_function |= of_function and isinstance(handle, OfView)
         if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
             with modes.no_modes():
                 handle.digest = fingerprint(handle.alias)
-            counted = handle.digest is None and not noted.written.uncounted
-            marked.blind |= counted and touch(geometry(handle.alias), noted.geometry)
-        written = marked.writes
+            counts = handle.digest is None and not (preserving or written.is_collective or written.only_moves)
+            marked.blind |= counts and touch(geometry(handle.alias), noted.geometry)
+        writes = marked.writes
         entry = (noted, handle.alias._version)
-        if len(written) < MOST_WRITES:
-            written.append(entry)
+        if len(writes) < MOST_WRITES:
+            writes.append(entry)
         else:
-            written[-1] = entry
+            writes[-1] = entry
     # A `partial` would hold the tensor, and that counts (describe/holders.py).
     context.core.guarded(holders.look, context, handles, tensor, noted)
     if context.keeping:

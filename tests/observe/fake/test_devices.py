@@ -1,5 +1,6 @@
 """The device that is played: the program sees a GPU, with the memory of one."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -184,6 +185,13 @@ def test_memory_is_that_of_the_tensors(run):
     assert torch.cuda.max_memory_allocated() >= 10**12
 
 
+def test_memory_that_the_program_takes_away_is_not_counted(run):
+    begin, tensor = torch.cuda.memory_allocated(), torch.empty(10**6, device="cuda")
+    for size in (0, 4 * 10**6, 0):
+        tensor.untyped_storage().resize_(size)
+        assert torch.cuda.memory_allocated() - begin == size
+
+
 def test_nothing_warns_of_addresses(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -228,3 +236,28 @@ def test_a_device_is_named_by_its_number():
         assert torch.nn.Linear(2, 2).to(1).weight.device == torch.device("cuda", 1)
         assert torch.ones(2).to(1).device == torch.device("cuda", 1)
         assert torch.nn.Linear(2, 2).to(torch.float64).weight.dtype is torch.float64
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_sparse_matrix_lies_where_it_was_put(run, compressed):
+    matrix = torch.eye(50_000, 4).to_sparse_csr() if compressed else torch.eye(50_000, 4).to_sparse()
+    weight = torch.randn(4, 10**6, device="cuda", requires_grad=True)
+    product = matrix.cuda() @ weight  # 200 GB
+    product.sum().backward()
+    assert (product.device, product.shape) == (torch.device("cuda:0"), (50_000, 10**6))
+    assert (weight.grad.device, weight.grad.shape) == (torch.device("cuda:0"), (4, 10**6))
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_assignment_to_data_moves_a_tensor(run, watched):
+    layer, count = torch.nn.Linear(3, 3), torch.zeros(2)
+    with noclobber.watch() if watched else contextlib.nullcontext():
+        for one in layer.parameters():
+            one.data = one.data.cuda()
+        count.data = torch.tensor([3.0, 4.0])
+        output = layer(torch.randn(2, 3, device="cuda"))
+        output.sum().backward()
+    assert layer.weight.device == layer.weight.grad.device == output.device == torch.device("cuda:0")
+    assert count.tolist() == [3, 4]
+    layer.weight.data = layer.weight.data.cpu()
+    assert layer.weight.device == torch.device("cpu")

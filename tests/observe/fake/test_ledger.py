@@ -66,6 +66,23 @@ def test_fake_and_real_ledgers_are_equal(name):
         assert ledger(make, shape) == real
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight", [torch.float32, None])
+def test_what_norms_keep_has_the_dtype_of_the_kernels(weight, half):
+    def kept():
+        dtype = weight or half
+        batch, group = nn.BatchNorm2d(8, dtype=dtype), nn.GroupNorm(4, 8, dtype=dtype)
+        layer, plain = nn.LayerNorm(8, dtype=dtype), nn.GroupNorm(4, 8, affine=False)
+        with noclobber.watch(ledger=True) as seen:
+            x = batch(torch.randn(4, 8, 5, 5).to(half).requires_grad_())
+            layer(plain(group(x)).transpose(1, -1)).sum().backward()
+        return [(one.line, one.node, one.bytes) for one in seen.ledger().entries]
+
+    real = kept()
+    with noclobber.fake(device="cpu"):
+        assert kept() == real
+
+
 class Named(nn.Module):
     def __init__(self):
         super().__init__()

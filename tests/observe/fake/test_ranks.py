@@ -27,6 +27,30 @@ def test_a_rank_of_a_thousand_shards():
     assert not seen.findings
 
 
+def test_a_rank_holds_no_whole_parameters_between_steps():
+    from torch.distributed.fsdp import fully_shard
+
+    with noclobber.fake(world_size=16):
+        dist.init_process_group("nccl")
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))).cuda()
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        shards = sum(one.to_local().nbytes for one in model.parameters())
+        assert shards == 8 * 2**22 / 16
+        begin = torch.cuda.memory_allocated()
+        output = model(torch.randn(4, 1024, device="cuda")).sum()
+        assert torch.cuda.memory_allocated() - begin < 3 * 2**22 + 2**25  # the last two, and what cuBLAS takes
+        output.backward()
+        del output
+        gathers = 2**22 + 2**26  # one whole parameter or gradient, and what cuBLAS takes forward and backward
+        assert torch.cuda.memory_allocated() - begin < shards + gathers
+        assert torch.cuda.max_memory_allocated() < begin + 2 * shards + 5 * 2**22 + gathers
+        most = torch.cuda.max_memory_allocated()
+        torch.optim.AdamW(model.parameters(), fused=True).step()
+        assert torch.cuda.max_memory_allocated() == most  # PyTorch works out the shapes of whole states
+
+
 def test_replicas_have_gradients():
     with noclobber.fake(world_size=16):
         dist.init_process_group("nccl")
@@ -112,3 +136,34 @@ def test_a_sharded_parameter_can_be_sharded_again():
         torch.optim.AdamW(model.parameters()).step()
         assert model[0].weight.to_local().shape == (2, 8)
     assert seen.findings == ()
+
+
+def train(rank, world_size, seen):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to(rank), device_ids=[rank])
+    model(torch.randn(4, 8)).sum().backward()
+    seen.append((dist.get_rank(), dist.get_world_size(), tuple(model.module.weight.grad.shape)))
+    dist.destroy_process_group()
+
+
+def test_a_program_that_starts_its_ranks_is_one_of_them():
+    seen = []
+    with noclobber.fake(device="cuda:4") as run:
+        torch.multiprocessing.spawn(train, args=(4, seen), nprocs=4)
+        torch.multiprocessing.start_processes(train, args=(4, seen), nprocs=4, join=False).join()
+    assert seen == [(0, 4, (8, 8))] * 2
+    assert "the program starts 4 processes: only the one of rank 0 ran, in this one" in run.notes
+    with noclobber.fake(world_size=16, rank=9) as run:
+        torch.multiprocessing.spawn(train, args=(16, seen), nprocs=8)
+    assert seen[-1] == (9, 16, (8, 8))
+    assert "RANK" not in os.environ
+
+
+def test_a_group_needs_nobody_where_no_rank_is_asked_for():
+    seen = []
+    with noclobber.fake():
+        train(0, 2, seen)
+        train(0, 2, seen)
+    assert seen == [(0, 2, (8, 8))] * 2
+    assert not dist.is_initialized()

@@ -1,6 +1,7 @@
 """Values in a run that has none: what is known stays right, all else gets a stand-in and is named."""
 
 import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -84,6 +85,34 @@ def test_what_needs_values_says_so_in_our_words(run):
     (note,) = raised.value.__notes__
     assert note.startswith("noclobber: `noclobber_test::doubled` cannot run without values at ")
     assert "register_fake" in note
+
+
+def test_an_operator_without_a_rule_runs_on_few_zeros_only(run):
+    factors, scales = torch.geqrf(torch.randn(4, 3, device="cuda"))
+    assert (factors.shape, scales.shape) == ((4, 3), (3,))
+    assert factors.device == scales.device == torch.device("cuda:0")
+    with pytest.raises(RuntimeError) as raised:
+        torch.geqrf(torch.randn(10**6, 10**6))
+    (note,) = raised.value.__notes__
+    assert note.startswith("noclobber: `aten::geqrf` cannot run without values at ")
+    assert "test_values.py" in note
+
+
+def test_a_function_that_reads_memory_is_named(run):
+    window = torch.ones(16, device="cuda")
+    spectrum = torch.stft(torch.randn(100, device="cuda"), 16, window=window, return_complex=True)
+    with pytest.raises(RuntimeError, match="not allocated") as raised:
+        torch.istft(spectrum, 16, window=window)
+    (note,) = raised.value.__notes__
+    assert note.startswith("noclobber: `torch.functional.istft` cannot run without values at ")
+    assert "test_values.py" in note
+
+
+def test_what_no_other_process_can_get_is_refused_in_our_words(run):
+    layer = torch.nn.Linear(3, 3)
+    assert copy.copy(layer.weight).shape == copy.deepcopy(layer).weight.shape
+    with pytest.raises(TypeError, match=r"^noclobber: a tensor of a run without values"):
+        pickle.dumps(layer)
 
 
 def test_a_copy_of_a_model_has_its_own_values():

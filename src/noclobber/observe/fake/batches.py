@@ -65,7 +65,7 @@ class Batches:
     def notes(self) -> list[str]:
         """Return in words that nobody asked."""
         whom = (
-            f"did not call a function `{self._giver}` of its file"
+            f"did not call a function `{self._giver}` of its files"
             if self._giver
             else "asked no `DataLoader` for a batch"
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from noclobber.model.fake import Gpu
 from noclobber.observe.fake import values
@@ -72,17 +72,22 @@ class Devices:
         return self.inside > 0 or tensor.fake_mode.in_kernel_invocation
 
 
+_NO_MEMORY = "its data is not allocated yet"
+"""What PyTorch says where a tensor has no bytes (torch 2.13, c10/core/TensorImpl.h)."""
+
+
 def is_played(device: torch.device) -> bool:
     """Return True for a device that stands for one that is not here."""
     return device.type == "cpu" and bool(device.index)
 
 
 class Playing(TorchFunctionMode):
-    """Puts the device that stands for a played one into the arguments of each function of torch."""
+    """Puts the device that stands for a played one into the arguments of each function of torch. `explain` says of a
+    function that it needs values."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: Devices, explain: Callable[[str, BaseException], None]) -> None:
         super().__init__()
-        self._devices = devices
+        self._devices, self._explain = devices, explain
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -96,7 +101,12 @@ class Playing(TorchFunctionMode):
             return answer
         if name in _FULL and torch.is_autocast_enabled(self._devices.played):
             args = [_full(one) for one in args]
-        return func(*args, **options)
+        try:
+            return func(*args, **options)
+        except RuntimeError as error:
+            if _NO_MEMORY in str(error):  # a function in C++ reads it, and no operator
+                self._explain(resolve_name(func) or name, error)
+            raise
 
 
 def _full(argument: Any) -> Any:
@@ -147,6 +157,16 @@ def _of_numbers(devices: Devices, func: Any, args: Sequence[Any], options: dict[
     return func(*args, **options).to(device).requires_grad_(needs_gradient)
 
 
+def _assigned(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Assign to `.data`: PyTorch leaves the tensor where it was, and what is known of it (torch 2.13)."""
+    if func.__self__ is not torch.Tensor.data or not all(isinstance(one, FakeTensor) for one in args):
+        return NotImplemented
+    func(*args)
+    tensor, data = args
+    tensor.fake_device = data.fake_device
+    values.share(tensor, data)
+
+
 def _as_it_is(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     return args[0]
 
@@ -166,6 +186,7 @@ def _ctc_loss(devices: Devices, func: Any, args: Sequence[Any], options: dict[st
 
 
 _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]] = {
+    "__set__": _assigned,
     "to": _to,
     "device": _named,
     "cuda": _cuda,

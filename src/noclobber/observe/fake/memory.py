@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
@@ -52,14 +53,28 @@ class Memory:
         known = self._live.get(key)
         size = storage.nbytes()
         if known is not None:
-            if known.bytes != size:  # it was resized, as FSDP does
-                self._add(known.device, size - known.bytes)
-                known.bytes = size
+            self._resized(known, size)
             return
         one = _Live(size, tensor.fake_device)
         one.reference = weakref.ref(storage, lambda _: self._gone(key))
         self._live[key] = one
         self._add(one.device, size)
+
+    def patch(self, patches: Patches) -> None:
+        """Count a storage that the program resizes, as FSDP does: no operator tells of it."""
+        native = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            native(storage, size)
+            if (known := self._live.get(storage._cdata)) is not None:
+                self._resized(known, storage.nbytes())
+            return storage
+
+        patches.put(torch.UntypedStorage, "resize_", resize_)
+
+    def _resized(self, known: _Live, size: int) -> None:
+        self._add(known.device, size - known.bytes)
+        known.bytes = size
 
     def _add(self, device: torch.device, size: int) -> None:
         if size < 0 and device in self._rising:

@@ -17,22 +17,31 @@ from noclobber.observe.fake.cublas import Cublas
 from noclobber.observe.fake.cudnn import Cudnn
 from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.memory import Memory
+from noclobber.observe.fake.norms import norms
 from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
-from noclobber.observe.torch_api.dispatch import registry
+from noclobber.observe.torch_api.dispatch import modes, registry
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.fake_tensors import (
+    DEVICE,
     TAKING_FUNCTIONS,
+    WITHOUT_RULE,
     WITHOUT_VALUES,
     Converter,
     FakeTensor,
     FakeTensorMode,
+    on_zeros,
 )
 
 aten = torch.ops.aten
 _NUMBERS = 65536
 """Numbers of which a fake tensor is made, in a program."""
+_ZEROS = 2**26
+"""Bytes of zeros on which an operator without a rule for shapes may run."""
+_BUILT_IN = ("aten", "prims")
+_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten._sparse_addmm.default: 1}
+"""Products of two matrices, with the argument that is the first of them."""
 
 
 class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -43,7 +52,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, gpu: Gpu, devices: Devices, memory: Memory, asked: Asked, way: Way, *, is_program: bool) -> None:
-        super().__init__(allow_non_fake_inputs=True)
+        super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self.fake_tensor_converter = Converter(copy_data=False, export=False)
         self.devices = devices
         self.stopped: list[str] = []
@@ -55,7 +64,12 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self._one_at_a_time = threading.RLock()
         self._is_program = is_program
         self.cudnn, self._cublas = Cudnn(self._fresh), Cublas(gpu, self._fresh)
-        self._answers = {**Answers(asked, self._fresh).of, **self.cudnn.of}
+        self._answers = {
+            **Answers(asked, self._fresh).of,
+            **self.cudnn.of,
+            **norms(self._on_shapes, self._fresh),
+            aten.new_empty.default: self._new_empty,
+        }
 
     def patch(self, patches: Patches) -> None:
         """Let only one thread at a time work on shapes, also one that has not this mode."""
@@ -80,6 +94,13 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __deepcopy__(self, memo: dict[int, object]) -> Mode:
         """Return itself: the copy of a tensor belongs to the same run."""
         return self
+
+    def __reduce__(self) -> str:
+        """Refuse to be sent to another process, or pickled, with a tensor."""
+        raise TypeError(
+            "noclobber: a tensor of a run without values (`--fake`) cannot be pickled, or sent to another process: let "
+            "the program do this work in one process, or run it without `--fake`, at a small size"
+        )
 
     def _fresh(self, make: Callable[[], Any]) -> Any:
         with self:
@@ -173,18 +194,58 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
             args, options = pytree.tree_map_only(torch.Tensor, self._fake, (tuple(args), options))
         self.devices.inside += 1
         try:
-            return super().__torch_dispatch__(func, types, args, options)
+            try:
+                return super().__torch_dispatch__(func, types, args, options)
+            except WITHOUT_RULE as error:
+                return self._without_rule(func, args, options, error)
         except WITHOUT_VALUES as error:
             self._explain(func, error)
             raise
         except RuntimeError as error:
-            if isinstance(error, NotImplementedError) or getattr(func, "namespace", "aten") not in ("aten", "prims"):
+            if isinstance(error, NotImplementedError) or getattr(func, "namespace", "aten") not in _BUILT_IN:
                 self._explain(func, error)
             if error.args and isinstance(error.args[0], str):
                 error.args = (in_words(self.devices, error.args[0]), *error.args[1:])
             raise
         finally:
             self.devices.inside -= 1
+
+    def _new_empty(self, tensor: torch.Tensor, size: Sequence[int], **options: Any) -> Any:
+        """Return a new tensor like another. FSDP2 asks for many: one for each parameter and rank, of which PyTorch's
+        mode thinks as long as of any operator."""
+        if (
+            not isinstance(tensor, FakeTensor)
+            or tensor.layout is not torch.strided
+            or options.get("layout") is not None
+        ):
+            return self._on_shapes(aten.new_empty.default, (), (tensor, size), options)
+        device, dtype = options.get("device") or tensor.fake_device, options.get("dtype") or tensor.dtype
+        with modes.no_modes(), modes.plain():
+            made = torch.empty(size, dtype=dtype, device="meta")
+        return self.fake_tensor_converter.from_meta_and_device(self, made, device)
+
+    def _without_rule(self, func: Any, args: Sequence[Any], options: dict[str, Any], error: RuntimeError) -> Any:
+        """Run the kernel of an operator without a rule for shapes on zeros, if they are few: PyTorch itself makes as
+        many as the tensors have elements, and leaves what they give on the CPU (torch 2.13)."""
+        flat, spec = pytree.tree_flatten((args, options))
+        given = [one for one in flat if isinstance(one, FakeTensor)]
+        if func in _PRODUCTS and (factors := args[_PRODUCTS[func] :][:2])[1].layout is torch.strided:
+            return self._product(*factors)
+        zeros = sum(one.numel() * one.itemsize for one in given if one.layout is torch.strided)
+        if func.namespace not in _BUILT_IN or zeros > _ZEROS:
+            raise error
+        made = on_zeros(self, func, flat, spec, error)
+        device = options.get("device") or next((one.fake_device for one in given if one.dim()), None)
+        for one in pytree.tree_leaves(made):
+            if device is not None and isinstance(one, FakeTensor) and not any(one is other for other in given):
+                one.fake_device = device
+        return made
+
+    def _product(self, sparse: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        """Return the product of a sparse matrix and a dense one, for which there is no rule."""
+        shape, device = (*sparse.shape[:-1], dense.shape[-1]), DEVICE.fget(dense)
+        product: torch.Tensor = self._fresh(lambda: torch.empty(shape, dtype=dense.dtype, device=device))
+        return product
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor of a real one. PyTorch would run some operators on real tensors as they are: those
@@ -197,14 +258,18 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self.fake_tensor_converter.from_real_tensor(self, tensor)
 
     def _explain(self, func: Any, error: BaseException) -> None:
-        """Say in a note which operator needs values, where, and what to do."""
-        if self.devices.inside > 1 or getattr(error, "__notes__", None):
+        """Say in a note which operator needs values."""
+        if self.devices.inside <= 1:
+            self.explain(func._schema.name if registry.is_operator(func) else str(func), error)
+
+    def explain(self, name: str, error: BaseException) -> None:
+        """Say in a note what needs values, where, and what to do."""
+        if getattr(error, "__notes__", None):
             return
-        name = func._schema.name if registry.is_operator(func) else str(func)
         site = site_of(caller())
         span = site.span() if site is not None else None
         where = f" at {span.path}:{span.line}" if span is not None else ""
-        is_own = not name.startswith(("aten::", "prims::"))
+        is_own = "::" in name and name.partition("::")[0] not in _BUILT_IN
         what = (
             f"register how its result looks: `@torch.library.register_fake({name!r})`"
             if is_own

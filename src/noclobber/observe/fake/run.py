@@ -48,9 +48,10 @@ class FakeRun:
         self._way = Way("the run without values", failed, lasting=True)
         self.steps = Steps(order.steps, self.memory, self._way)
         self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, self._way, is_program=order.is_program)
-        self._playing = devices.Playing(self.devices)
+        self._playing = devices.Playing(self.devices, self._mode.explain)
         self._checkpoints = Checkpoints(self._away, self.devices)
         self._batches = Batches(order.batch, order.giver, self.devices) if order.batch is not None else None
+        self._ranks = ranks.Ranks(order.world_size, order.rank, self.devices)
         self._patches = Patches()
         self._at_end = contextlib.ExitStack()
         self._is_on = False
@@ -73,6 +74,7 @@ class FakeRun:
     def _put_in_place(self) -> None:
         patches, gpu = self._patches, self._order.gpu
         self._mode.patch(patches)
+        self.memory.patch(patches)
         values.patch(patches)
         devices.patch(patches, self.devices, self._asked)
         if gpu.count:
@@ -91,7 +93,8 @@ class FakeRun:
         if not self._order.is_program:
             self._at_end.callback(modules.keep(patches))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
-        self._at_end.callback(ranks.begin(self._order.world_size, self._order.rank, self.devices))
+        self._at_end.callback(self._ranks.end)
+        self._ranks.begin()
         self._enter()
 
     def end(self) -> None:
@@ -175,6 +178,7 @@ class FakeRun:
             asked = f"values were asked for at {len(places)} place{'s' * (len(places) != 1)}"
             said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
         said += self._batches.notes() if self._batches is not None else []
+        said += self._ranks.notes()
         said += self._mode.stopped
         said += self._mode.cudnn.notes()
         if self.elsewhere:

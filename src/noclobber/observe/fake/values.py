@@ -52,6 +52,14 @@ def know(tensor: FakeTensor, values: torch.Tensor, fate: list[bool] | None = Non
     return tensor
 
 
+def share(tensor: FakeTensor, other: FakeTensor) -> None:
+    """Know of a tensor what is known of another, whose memory it has got."""
+    for what in (_KNOWN, _GUESS):
+        vars(tensor).pop(what, None)
+        if what in vars(other):
+            setattr(tensor, what, vars(other)[what])
+
+
 def _forget(tensors: Iterable[torch.Tensor]) -> None:
     """Forget the values of memory that an operator has written, as what it wrote is not known."""
     for one in tensors:

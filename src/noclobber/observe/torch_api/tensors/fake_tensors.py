@@ -32,6 +32,10 @@ try:
         fake_tensor.UnsupportedFakeTensorException,
     )
     """What an operator raises that needs values."""
+    WITHOUT_RULE = fake_tensor.UnsupportedOperatorException
+    """What an operator raises that has no rule for shapes."""
+    on_zeros = fake_tensor.run_fallback_kernel
+    """Runs the kernel of an operator without a rule on tensors of zeros, on the CPU."""
     _Converter = fake_tensor.FakeTensorConverter
     LOADING: tuple[type, ...] = (
         dataloader._BaseDataLoaderIter,
@@ -49,11 +53,13 @@ __all__ = [
     "DEVICE",
     "LOADING",
     "TAKING_FUNCTIONS",
+    "WITHOUT_RULE",
     "WITHOUT_VALUES",
     "Converter",
     "FakeTensor",
     "FakeTensorMode",
     "fake_store",
+    "on_zeros",
     "self_test",
 ]
 
