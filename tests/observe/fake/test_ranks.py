@@ -74,7 +74,7 @@ def test_a_rank_has_the_devices_of_its_machine(monkeypatch):
 def test_a_mesh_chooses_the_device_of_the_rank():
     from torch.distributed.fsdp import fully_shard
 
-    with noclobber.fake(world_size=16, rank=11):
+    with noclobber.fake(world_size=16, rank=11) as run:
         dist.init_process_group("nccl")
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.Linear(32, 8))
@@ -85,6 +85,10 @@ def test_a_mesh_chooses_the_device_of_the_rank():
             layer.reset_parameters()  # random numbers of a DTensor come by an operator that takes one
         model(torch.randn(4, 8, device="cuda:3")).sum().backward()
         assert model[0].weight.grad.to_local().device == torch.device("cuda", 3)
+        torch.optim.SGD(model.parameters())
+    parameters = {one.device: one.parameters for one in run.peaks}
+    assert "meta" not in parameters
+    assert parameters["cuda:3"] == (2 * 8 + 2 + 32 + 1) * 4  # FSDP pads the 8 rows of the second layer to 16
 
 
 def test_a_mesh_begins_the_process_group():

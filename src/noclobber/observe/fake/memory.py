@@ -11,6 +11,7 @@ import torch
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
+from noclobber.observe.torch_api.tensors.local_numbers import parts
 
 KINDS = ("parameters", "gradients", "optimizer state", "activations")
 
@@ -47,6 +48,8 @@ class Memory:
     def made(self, tensor: torch.Tensor) -> None:
         """Count the storage of a tensor, if it is new."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return
+        if tensor.fake_device.type == "meta":  # a tensor that has no memory outside of a run without values either
             return
         storage = storages.storage(tensor)
         key = storage._cdata
@@ -95,8 +98,12 @@ class Memory:
         self._rising.discard(device)
 
     def learn(self, kind: str, tensors: Iterable[Any]) -> None:
-        """Learn what the storages of tensors belong to."""
-        for tensor in tensors:
+        """Learn what the storages of tensors belong to, and those that tensors hold here of what ranks share."""
+        waiting = list(tensors)
+        while waiting:
+            tensor = waiting.pop()
+            if isinstance(tensor, torch.Tensor):
+                waiting += parts(tensor)
             if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
                 continue
             if (one := self._live.get(storages.storage(tensor)._cdata)) is not None:

@@ -21,13 +21,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from noclobber.observe.core.seen import handles
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
-from noclobber.observe.gradient_trace.local_numbers import dense
 from noclobber.observe.gradient_trace.older_weights import Fresh
 from noclobber.observe.torch_api import private, required
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.torch_api.tensors.local_numbers import dense
 from noclobber.observe.witness import digests
 from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
 

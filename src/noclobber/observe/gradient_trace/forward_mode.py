@@ -18,11 +18,11 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.observe.gradient_trace.local_numbers import dense, parts
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.local_numbers import dense, parts
 from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
