@@ -207,18 +207,18 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
         custom_backwards.arm(context.customs, core)
         if watching:
             unfinished_backwards.end_at_exit(context)
+        for seen in SEEN:
+            if watching or not seen.of_saves:
+                way = Way(seen.name, context.bus.fail, lasting=seen.lasting)
+                _ways.append(way)
+                way.arm(partial(seen.arm, context))
+        context.armings += 1
+        context.memory.begin()
+        context.armed = True  # not before: a thread that is entered while half is armed would miss its writes
+        threads.enter(context)
     except Exception:
         detach()
         raise
-    for seen in SEEN:
-        if watching or not seen.of_saves:
-            way = Way(seen.name, context.bus.fail, lasting=seen.lasting)
-            _ways.append(way)
-            way.arm(partial(seen.arm, context))
-    context.armings += 1
-    context.memory.begin()
-    context.armed = True  # not before: a thread that is entered while half is armed would miss its writes
-    threads.enter(context)
 
 
 def detach(*, forget: bool = True) -> None:
