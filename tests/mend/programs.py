@@ -1163,6 +1163,19 @@ def run():
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
 REFUSED = {
+    "a sum under vmap, begun with what is not mapped": (
+        """
+def features(parts, row):
+    total = torch.zeros(4, dtype=torch.float64)
+    for part in parts:
+        total += torch.tanh(row @ part)
+    return total.square().sum()
+
+def run():
+    torch.vmap(features, in_dims=(None, 0))([w, w * 2], x).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((torch.tanh(x @ w) + torch.tanh(x @ w * 2)).square().sum(), [x, w]),
+    ),
     "a leaf that each turn makes one again": (
         """
 def run():
