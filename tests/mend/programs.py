@@ -76,6 +76,20 @@ def _waves(w):
 
 
 SOUND = {
+    "a scan that gives back what it fills": """
+def scan(drive):
+    span = 1
+    while span < 3:
+        carry = drive[:-span].sigmoid() * drive[:-span]
+        drive[span:] += carry
+        span *= 2
+    return drive
+
+def run():
+    for _ in range(2):
+        h = x @ w
+        scan(h).square().sum().backward()
+""",
     "an array that a function works on in a loop that reads the tensor": """
 def stretched(array):
     array *= 2
@@ -1659,6 +1673,17 @@ def run():
     b = brighter(img) @ w
     (a * b).sum().backward()
     x.sum().backward()
+""",
+    "images that a function changes in each turn, and gives back": """
+def brighter(img):
+    img[:1] = 0
+    return img
+
+def run():
+    img, loss = torch.rand(3, 4, dtype=torch.float64), x.sum()
+    for _ in range(2):
+        loss = loss + (brighter(img) @ w).square().sum()
+    loss.backward()
 """,
     "a leaf that moves by numbers, and no turn makes it one again": """
 def run():
