@@ -76,6 +76,20 @@ def _waves(w):
 
 
 SOUND = {
+    "a scan that gives back what it fills": """
+def scan(drive):
+    span = 1
+    while span < 3:
+        carry = drive[:-span].sigmoid() * drive[:-span]
+        drive[span:] += carry
+        span *= 2
+    return drive
+
+def run():
+    for _ in range(2):
+        h = x @ w
+        scan(h).square().sum().backward()
+""",
     "an array that a function works on in a loop that reads the tensor": """
 def stretched(array):
     array *= 2
@@ -1163,6 +1177,19 @@ def run():
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
 REFUSED = {
+    "a sum under vmap, begun with what is not mapped": (
+        """
+def features(parts, row):
+    total = torch.zeros(4, dtype=torch.float64)
+    for part in parts:
+        total += torch.tanh(row @ part)
+    return total.square().sum()
+
+def run():
+    torch.vmap(features, in_dims=(None, 0))([w, w * 2], x).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((torch.tanh(x @ w) + torch.tanh(x @ w * 2)).square().sum(), [x, w]),
+    ),
     "a leaf that each turn makes one again": (
         """
 def run():
@@ -1646,6 +1673,17 @@ def run():
     b = brighter(img) @ w
     (a * b).sum().backward()
     x.sum().backward()
+""",
+    "images that a function changes in each turn, and gives back": """
+def brighter(img):
+    img[:1] = 0
+    return img
+
+def run():
+    img, loss = torch.rand(3, 4, dtype=torch.float64), x.sum()
+    for _ in range(2):
+        loss = loss + (brighter(img) @ w).square().sum()
+    loss.backward()
 """,
     "a leaf that moves by numbers, and no turn makes it one again": """
 def run():

@@ -207,3 +207,5 @@ class Refusal:
     calls: tuple[Site, ...] = ()
     carries_gradient: bool | None = None
     """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""
+    unmapped: bool = False
+    """Whether `torch.vmap` maps something that the operator was given, and not the tensor that it writes."""

@@ -27,3 +27,18 @@ def test_the_write_is_blamed(transform):
     with noclobber.watch() as seen:
         refused()
     assert [one.code for one in seen.findings] == ["NC101"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (lambda: torch.vmap(lambda a: torch.zeros(3).add_(a))(torch.ones(2, 3)), "NC310"),
+        (lambda: torch.vmap(torch.func.grad(lambda a: torch.zeros(3).add_(a).sum()))(torch.ones(2, 3)), "NC310"),
+        (lambda: torch.vmap(lambda a: torch.zeros(1).add_(torch.ones(3)) + a)(torch.ones(2, 3)), "NC308"),
+        (lambda: torch.vmap(lambda a: a[:1].add_(a))(torch.ones(2, 3)), "NC308"),
+    ],
+)
+def test_a_shape_that_is_too_small_for_what_vmap_maps_is_told_from_any_other(program, code):
+    with pytest.raises(RuntimeError, match="broadcast shape|Bad in-place call"), noclobber.watch() as seen:
+        program()
+    assert [one.code for one in seen.findings] == [code]

@@ -131,13 +131,14 @@ class RepairSearch:
     def _best(self, finding: Finding, findings: list[Finding]) -> _Tried | None:
         """Fix one finding; None if no candidate is proven."""
         done = self._done
-        if is_of_intent(finding):
+        found = candidates(finding, done.patch.read)
+        if is_of_intent(finding) and not (found := [one for one in found if one.is_sound]):
             self._tell("running each possible meaning of the write")
             done.asked.append((self._done.patch.unpatched(finding), readings(self._prover, finding, done.patch)))
             done.left.append((finding, []))
             return None
         self._prover.meet(finding, findings, self._found_in, done.patch)
-        attempt = self._attempted(finding, candidates(finding, done.patch.read))
+        attempt = self._attempted(finding, found)
         for one in attempt.ordered():
             if (why := self._alone(one, finding, attempt)) is None:
                 done.repairs.append(self._repair(finding, one, attempt))

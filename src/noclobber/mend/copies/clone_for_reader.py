@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import is_new, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import given_for, is_new, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.making import MODULES, function_called, module_called, module_gives_new, module_writes
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
@@ -41,8 +41,9 @@ from noclobber.syntax.names import (
     names_used,
     owner,
     parameters,
+    uses,
 )
-from noclobber.syntax.tree import File, Place, starts, walk
+from noclobber.syntax.tree import File, Place, Scope, starts, walk
 from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
 _FIRST = ("self", "input", "mat1")
@@ -224,15 +225,27 @@ def _is_meant(scene: Scene) -> bool:
     found = scene.place("write")
     write = found.statement if found is not None else None
     target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
-    if found is not None and write is not None and finding.save is not None and finding.save.version > 0:
-        scope, root = found.file.scope(write), root_of(target) if target is not None else None
-        back = [one.value for one in walk(scope, ast.Return)] if isinstance(root, ast.Name) else []
-        if isinstance(root, ast.Name) and root.id in parameters(scope) and any(dotted(one) == root.id for one in back):
-            return True  # what is given back was written before, maybe by the same function
+    root = root_of(target) if target is not None else None
+    scope = found.file.scope(root) if found is not None and root is not None else None
+    if found is not None and isinstance(root, ast.Name) and scope and _is_given_again(found.file, root.id, scope):
+        return True  # each call changes it further
     if isinstance(target, ast.Subscript) or finding.save is None or scene.kind != "tensor":
         return False
     places = [(one.op, one.site) for one in written if one.op in _ADDING]
     return bool(places) and (len(set(places)) < len(places) or finding.save.version > 0)
+
+
+def _is_given_again(file: File, name: str, function: Scope) -> bool:
+    """Return True if the file gives a function the same tensor for a parameter more than once, and each time goes on
+    with what the function gives back."""
+    given = given_for(file, name, function) if name in parameters(function) else []
+    if not any(dotted(one.value) == name for one in walk(function, ast.Return)):
+        return False
+    named = [(one.id, file.scope(one)) for one in given if isinstance(one, ast.Name)]
+    around = ((one.id, list(file.loops(one))) for one in given if isinstance(one, ast.Name))
+    in_turns = any(loops and not any(uses(loop, one, ast.Store) for loop in loops) for one, loops in around)
+    outer = (_is_given_again(file, one, scope) for one, scope in named if scope is not function)
+    return in_turns or len(set(named)) < len(named) or any(outer)
 
 
 _MOVING = tuple(f"aten::{name}_" for name in ("set", "resize", "resize_as", "transpose", "t", "squeeze", "unsqueeze"))

@@ -91,7 +91,8 @@ def write_failed(
             refusal = _refusal_below(str(error), site_of(place_of(frame)), outward(frame), context.memory)
         else:
             refusal = refusal_of_write(written.op, tensor, str(error), frame, context)
-            refusal = replace(refusal, carries_gradient=_carry_gradients(tensor, (*args, *kwargs.values())))
+            given = (*args, *kwargs.values())
+            refusal = replace(refusal, carries_gradient=_carry_gradients(tensor, given), unmapped=_maps(tensor, given))
         remember(error, refusal)
         context.bus.refuse(error, refusal)
 
@@ -102,6 +103,13 @@ def _carry_gradients(tensor: torch.Tensor | None, given: Sequence[object]) -> bo
     if any(one is ... for one in given):
         return None
     return any(one.requires_grad for one in tensor_state.tensors_in(given) if one is not tensor)
+
+
+def _maps(tensor: torch.Tensor | None, given: Sequence[object]) -> bool:
+    """Return True if `torch.vmap` maps what an operator is given, and not the tensor that it writes."""
+    if tensor is None or tensor_state.is_mapped(tensor):
+        return False
+    return any(tensor_state.is_mapped(one) for one in tensor_state.tensors_in(given))
 
 
 def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: FrameType, context: Context) -> Refusal:

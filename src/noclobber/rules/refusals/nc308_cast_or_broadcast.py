@@ -24,7 +24,7 @@ Instead
 Notes
     `counts //= 2` stays an integer. An image with one channel that is normalised in place with three means raises
     the shape error: expand and clone the image first. Under `torch.vmap` the shape error can mean that only the
-    operand is mapped: see NC310.
+    operand is mapped: then it is NC310.
     A few functions that write nothing raise these errors as well (dropout of integers, a bias of a wrong shape).
     noclobber does not report them if it knows the line.
 """
@@ -67,7 +67,9 @@ TEXTS = (
 
 def find(event: Event) -> Finding | None:
     """A refused write whose result has another type or a larger shape; None where the line writes nothing in place."""
-    return refused(TEXTS, event) if isinstance(event, Refusal) and _writes(event) else None
+    if not isinstance(event, Refusal) or not _writes(event):
+        return None
+    return refused(TEXTS[:-1] if event.unmapped else TEXTS, event)
 
 
 def _writes(refusal: Refusal) -> bool:

@@ -31,15 +31,17 @@ Instead
 
 Notes
     `new_zeros`, `new_full` and `zeros_like` of a mapped tensor make one tensor for each sample. So do operations
-    out of place. `canvas += value` raises the shape error of NC308 instead.
+    out of place. `canvas += value` raises the shape error of NC308, "doesn't match the broadcast shape".
     A batch norm that tracks statistics writes them in place: use `torch.func.replace_all_batch_norm_modules_`, or
     `track_running_stats=False`. Random in-place operations with `randomness="different"` need a mapped tensor too.
 """
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cause, Cure, Suggestion
-from noclobber.rules.shared.refusing import Text
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Cause, Cure, Finding, Suggestion
+from noclobber.model.silent import Event
+from noclobber.rules.shared.refusing import Text, refused
 
 _ONCE = "under `vmap` the written tensor exists once, but the value exists once for each sample"
 _CANVAS = (
@@ -49,6 +51,7 @@ _CANVAS = (
     ),
     Suggestion("or write out of place", cure=Cure.OUT_OF_PLACE),
 )
+_MAPPED = "in-place write of mapped values to a tensor that is not mapped by `vmap`"
 TEXTS = (
     Text(
         "vmap: Cannot ask for different inplace randomness on an unbatched tensor",
@@ -74,9 +77,22 @@ TEXTS = (
     ),
     Text(
         r"vmap: (?:[\w:.]+|inplace arithmetic)\(self, \*extra_args\) is not possible because there exists a Tensor",
-        "in-place write of mapped values to a tensor that is not mapped by `vmap`",
+        _MAPPED,
         _CANVAS,
         _ONCE,
         cause=Cause.UNMAPPED,
     ),
 )
+_LARGER = Text(
+    "doesn.t match the broadcast shape|Bad in-place call: input tensor size",
+    _MAPPED,
+    _CANVAS,
+    _ONCE,
+    cause=Cause.UNMAPPED,
+)
+
+
+def find(event: Event) -> Finding | None:
+    """A refused write under `vmap`. The text of a larger shape counts where `vmap` maps what is written alone."""
+    texts = (*TEXTS, _LARGER) if isinstance(event, Refusal) and event.unmapped else TEXTS
+    return refused(texts, event)

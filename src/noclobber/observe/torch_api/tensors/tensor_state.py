@@ -19,12 +19,14 @@ use_count: Callable[[torch.Tensor], int] = private.not_yet
 """Returns how many holders a tensor has. All Python references together count as one."""
 _is_wrapped: Callable[[torch.Tensor], bool] = private.not_yet
 _unwrapped: Callable[[torch.Tensor], torch.Tensor] = private.not_yet
+_is_batched: Callable[[torch.Tensor], bool] = private.not_yet
 NAMES = {
     "_data": "_C.TensorBase.data",
     "_cdata": "_C.TensorBase._cdata",
     "use_count": "_C.TensorBase._use_count",
     "_is_wrapped": "_C._functorch.is_functorch_wrapped_tensor",
     "_unwrapped": "_C._functorch.get_unwrapped",
+    "_is_batched": "_C._functorch.is_batchedtensor",
 }
 """What each name here is called in PyTorch."""
 
@@ -96,6 +98,15 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while _is_wrapped(tensor):
         tensor = _unwrapped(tensor)
     return tensor
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Return True if `torch.vmap` gives each sample a tensor of its own here."""
+    while _is_wrapped(tensor):
+        if _is_batched(tensor):
+            return True
+        tensor = _unwrapped(tensor)
+    return False
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
