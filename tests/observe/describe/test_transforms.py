@@ -39,6 +39,6 @@ def test_the_write_is_blamed(transform):
     ],
 )
 def test_a_shape_that_is_too_small_for_what_vmap_maps_is_told_from_any_other(program, code):
-    with pytest.raises(RuntimeError, match="broadcast shape|Bad in-place call"), noclobber.watch() as seen:
+    with pytest.raises(RuntimeError, match=r"broadcast shape|Bad in-place call"), noclobber.watch() as seen:
         program()
     assert [one.code for one in seen.findings] == [code]
