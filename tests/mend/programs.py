@@ -1190,20 +1190,6 @@ def run():
 """,
         lambda x, w: torch.autograd.grad((torch.tanh(x @ w) + torch.tanh(x @ w * 2)).square().sum(), [x, w]),
     ),
-    "a leaf that each turn makes one again": (
-        """
-def run():
-    h = torch.ones(3, 4, dtype=torch.float64)
-    for _ in range(3):
-        h.requires_grad_(True)
-        slope, = torch.autograd.grad(h.square().sum(), h)
-        with torch.no_grad():
-            move = 0.1 * slope
-        h -= move
-    (x * h.detach() @ w).sum().backward()
-""",
-        lambda x, w: torch.autograd.grad((x * 0.8**3 @ w).sum(), [x, w]),
-    ),
     "a buffer of a module that moves on between two regions": (
         """
 from torch.utils.checkpoint import checkpoint
@@ -1602,6 +1588,120 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "what a function works on through data, whose parts a list has": """
+def hard(out):
+    answer = out.data
+    answer[answer >= 0.5] = 1
+    return answer.mean().item()
+
+def run():
+    rows = []
+    out = torch.sigmoid(x @ w)
+    loss = out.square().sum()
+    rows += out
+    hard(out)
+    (loss * torch.stack(rows).detach().sum()).backward()
+""",
+    "what a function works on through data, which a plus sign hands on": """
+def hard(out):
+    answer = out.data
+    answer[answer >= 0.5] = 1
+    return answer.mean().item()
+
+def run():
+    out = torch.sigmoid(x @ w)
+    kept = +out
+    loss = out.square().sum()
+    hard(out)
+    (loss * kept.detach().sum()).backward()
+""",
+    "what a function works on through data, and an inner function reads beside a variable of its own": """
+def hard(out):
+    answer = out.data
+    answer[answer >= 0.5] = 1
+    return answer.mean().item()
+
+def run():
+    out = torch.sigmoid(x @ w)
+    def rows():
+        return sum(out.detach().sum() for out in out)
+    loss = out.square().sum()
+    hard(out)
+    (loss * rows()).backward()
+""",
+    "what a function works on through data, and returns at the same time": """
+def scored(out):
+    try:
+        return out
+    finally:
+        hard(out.data)
+
+def hard(answer):
+    answer[answer >= 0.5] = 1
+
+def run():
+    out = torch.sigmoid(x @ w)
+    loss = out.square().sum()
+    (loss * scored(out).detach().sum()).backward()
+""",
+    "what a subclass keeps of what a function works on through data": """
+def hard(out):
+    answer = out.data
+    answer[answer >= 0.5] = 1
+    return answer.mean().item()
+
+class Base(nn.Module):
+    def encode(self, x):
+        return torch.sigmoid(x @ w)
+    def forward(self, x):
+        out = self.encode(x)
+        loss = out.square().sum()
+        hard(out)
+        return loss
+
+class Kept(Base):
+    def encode(self, x):
+        self.code = torch.sigmoid(x @ w)
+        return self.code
+net = Kept()
+
+def run():
+    loss = net(x)
+    (loss * net.code.detach().sum()).backward()
+""",
+    "scratch memory that a ctx keeps, and a backward changes for the next one": """
+mean = torch.zeros(4, dtype=torch.float64)
+
+class Centered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        kept = torch.mul(mean, 1, out=mean)
+        ctx.kept = kept
+        return u * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.kept.add_(gradient.mean(0))
+        return gradient * 2 - ctx.kept
+
+def run():
+    y = Centered.apply(x @ w)
+    mean.add_(1)
+    y.sum().backward()
+""",
+    "a module that hands what it computes to a hook": """
+net = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)).double()
+store = []
+
+def tap(module):
+    getattr(module, "register_" + "forward_hook")(lambda module, given, result: store.append(result))
+tap(net[0])
+
+def run():
+    store.clear()
+    y = net(x @ w)
+    store[-1].mul_(2)
+    (y.sum() + store[-1].sum()).backward()
+""",
     "what a function works on through data, and its caller reads again": """
 def clipped(out):
     answer = out.data

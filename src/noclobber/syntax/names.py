@@ -158,7 +158,10 @@ def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[a
 
 
 def is_own(scope: ast.AST, name: str) -> bool:
-    """Whether a variable is only that of a scope: no function in it uses it, and it is of no other scope."""
+    """Whether a variable is only that of a scope: no function in it uses it, no `match` binds it, and it is of no other
+    scope."""
+    if any(getattr(one, "name", "") == name for one in within(scope, ast.MatchAs, ast.MatchStar)):
+        return False
     inside = (one for one in nested(scope) if name in names_bound(one) and not _has_another(one, name))
     return next(inside, None) is None and not is_declared(scope, name)
 
@@ -169,7 +172,8 @@ def _has_another(function: ast.AST, name: str) -> bool:
         return False
     around = (*function.decorator_list, *function.args.defaults, *(one for one in function.args.kw_defaults if one))
     said = (getattr(one, "names", ()) for one in walk(function, ast.Global, ast.Nonlocal))
-    bound = name in parameters(function) or bool(uses(function, name, ast.Store))
+    inner = {one for each in walk(function, ast.comprehension) for one in walk(each.target, ast.Name)}
+    bound = name in parameters(function) or not inner.issuperset(uses(function, name, ast.Store))
     return bound and not any(name in one for one in (*said, *map(names_bound, around)))
 
 

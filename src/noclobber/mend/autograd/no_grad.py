@@ -38,7 +38,6 @@ from noclobber.syntax.names import (
     last_name,
     mentions,
     names_bound,
-    owner,
     parameters,
     returns_value,
     uses,
@@ -94,8 +93,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     is_weight = scene.kind == "parameter"
     if of_constants and (loop := _loop_of_updates(write)) is not None:
         return [loop]
-    is_again = of_constants and not is_weight and _is_made_leaf_again(write)
-    if not (is_again or _is_update(file, found) or (is_weight and (is_average(found) or of_constants))):
+    if not (_is_update(file, found) or (is_weight and (is_average(found) or of_constants))):
         return []
 
     def fits(one: ast.stmt) -> bool:
@@ -122,14 +120,6 @@ def _is_refused_too(file: File, write: ast.stmt) -> bool:
     if _is_guarded(file, write) or hides(write_in(file, write).target):
         return False
     return called(call) not in ("detach_", "requires_grad_") and (call is None or not is_namespace(call.func))
-
-
-def _is_made_leaf_again(write: WriteSyntax) -> bool:
-    """`x.requires_grad_()` above the write in each turn of a loop: what is asked is the gradient of one turn."""
-    loop, rows = next(iter(write.file.loops(write.statement)), None), write.file.block(write.statement)
-    above = [call_of(one) for one in rows[: rows.index(write.statement)]] if loop is not None else []
-    asked = [one for one in above if called(one) == "requires_grad_" and dotted(owner(one)) == write.name]
-    return bool(asked) and not _differentiates(write.file)
 
 
 def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:

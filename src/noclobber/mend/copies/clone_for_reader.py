@@ -21,7 +21,16 @@ from collections.abc import Iterator
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
 from noclobber.mend.holders.holding import given_for, is_new, keeps_nothing, root_of, writes_through
-from noclobber.mend.holders.making import MODULES, function_called, module_called, module_gives_new, module_writes
+from noclobber.mend.holders.making import (
+    FUNCTIONS,
+    MODULES,
+    function_called,
+    is_function,
+    is_method,
+    module_called,
+    module_gives_new,
+    module_writes,
+)
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure
@@ -38,12 +47,13 @@ from noclobber.syntax.names import (
     is_stored,
     keyword,
     last_name,
+    mentions,
     names_used,
     owner,
     parameters,
     uses,
 )
-from noclobber.syntax.tree import File, Place, Scope, starts, walk
+from noclobber.syntax.tree import File, Place, Scope, walk
 from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
 _FIRST = ("self", "input", "mat1")
@@ -160,13 +170,8 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     file, save = place.file, place.node
     if not isinstance(save, ast.expr):
         return None
-    row = place.statement
-    if scene.is_on_ctx and isinstance(row, ast.Assign) and isinstance(row.value, (ast.Name, ast.Attribute)):
-        title = f"keep a clone of `{file.source(row.value)}`"
-        written = writes_through(file, file.scope(row), dotted(row.value))
-        is_written = any(starts(one) > starts(row) for one in written)
-        change = Change(title, (append(file, row.value, ".clone()"),), 2, is_sound=True)
-        return None if is_written else change
+    if scene.is_on_ctx:
+        return _kept_by_ctx(file, place.statement)
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
@@ -181,6 +186,32 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         title = "write into a clone of the result, and let autograd keep the original"
         return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
     return None
+
+
+def _kept_by_ctx(file: File, row: ast.stmt | None) -> Change | None:
+    """`ctx.mask = mask.clone()`, of what a `forward` has computed, which writes nothing after that; and the class only
+    reads it."""
+    target = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
+    if not isinstance(row, ast.Assign) or not isinstance(row.value, ast.Name) or not isinstance(target, ast.Attribute):
+        return None
+    scope, name, around = file.scope(row), row.value.id, file.class_of(row)
+    bound = [file.above[one] for one in uses(scope, name, ast.Store)]
+    made = bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
+    if around is None or name in parameters(scope) or isinstance(scope, ast.Lambda) or row not in scope.body:
+        return None
+    below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
+    called_below = [one for one in below if isinstance(one, ast.Call)]
+    is_over = all(is_function(one) or is_method(one) or dotted(owner(one)) == "ctx" for one in called_below)
+    if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
+        return None
+    kept = [one for one in walk(around, ast.Attribute) if one.attr == target.attr and one is not target]
+    above = [file.above[one] for one in kept]
+    only_read = all(
+        isinstance(one, (ast.BinOp, ast.Compare)) or (isinstance(one, ast.Call) and is_function(one)) for one in above
+    )
+    if not only_read or last_name(owner(made)) not in NAMESPACES or called(made) not in FUNCTIONS:
+        return None
+    return Change(f"keep a clone of `{name}`", (append(file, row.value, ".clone()"),), 2, is_sound=True)
 
 
 def _carries_on(scene: Scene, file: File) -> bool:
@@ -344,7 +375,8 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     if made is None and not is_of_torch and not is_own:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
-    is_given = bool(handed and all(handed)) or set(scene.finding.fields) <= {*_FIRST, *_SECOND}
+    is_given = bool(handed and all(handed))
+    is_given |= set(scene.finding.fields) <= {*_FIRST, *_SECOND} and _is_only_called(file, save.func)
     if made is not None and is_given and scene.kind == "tensor":
         return save.args if len(save.args) == 1 and not save.keywords else []
     if is_own and len(save.args) == 1 and not save.keywords:
@@ -362,6 +394,12 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     some = _parts(save.args[tensors])
     is_whole = len(some) >= (tensors.stop or 2) and not any(isinstance(one, ast.Starred) for one in some)
     return [one for one in some if not is_new(file, one)] if is_whole else []
+
+
+def _is_only_called(file: File, module: ast.expr) -> bool:
+    """Return True if a file hands a module to nothing: no hook has what it computes inside."""
+    named = [one for one in mentions(file, last_name(module)) if not is_stored(file, one)]
+    return all(isinstance(file.above[one], ast.Call) and file.above[one].func is one for one in named)  # type: ignore[attr-defined]
 
 
 def _parts(given: list[ast.expr]) -> list[ast.expr]:

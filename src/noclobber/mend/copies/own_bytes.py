@@ -81,7 +81,7 @@ def apart(scene: Scene) -> Iterator[Change]:
     """
     edits = dict[Edit, str]()
     for write in scene.writes():
-        given = _sources(write.file, write)
+        given = _sources(scene, write)
         if not given or not all(_is_aside(write.file, one) for one in given):
             return
         for one in given:
@@ -92,15 +92,24 @@ def apart(scene: Scene) -> Iterator[Change]:
         yield Change(f"give {names} bytes of its own", tuple(edits), 1, is_sound=True)
 
 
-def _sources(file: File, write: WriteSyntax) -> list[ast.expr]:
-    """What the written name is bound to in its function; of an argument, all that the file gives for it."""
+def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
+    """What the written name is bound to in its function; of an argument, all that the file gives for it.
+
+    None where another file plays a part, or what called the function is none of the calls.
+    """
+    file = write.file
+    calls = [scene.at(one.span()) for one in scene.finding.calls[-2:]]
+    if any(one is None or one.file is not file for one in (*calls, *scene.places("save", "write", "read"))):
+        return []
     scope, root = file.scope(write.statement), root_of(write.target) if write.target is not None else None
     if not isinstance(root, ast.Name):
         return []
     bound = [file.above[one] for one in uses(scope, root.id) if is_stored(file, one)]
     bound = [one for one in bound if not isinstance(one, ast.AugAssign)]
     if root.id in parameters(scope):
-        return [] if bound else given_for(file, root.id, scope)
+        given, caller = given_for(file, root.id, scope), calls[-2] if len(calls) > 1 else None
+        is_other = caller is not None and caller.statement not in [file.statement(one) for one in given]
+        return given if not is_other and not bound else []
     row = bound[0] if len(bound) == 1 else None
     return [row.value] if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) else []
 

@@ -16,6 +16,7 @@ from noclobber.mend.holders.making import (
     KEEPING_NOTHING,
     METHODS,
     TAKING,
+    bound_to,
     forward_of,
     function_called,
     is_function,
@@ -39,6 +40,7 @@ from noclobber.syntax.names import (
     last_name,
     mentions,
     names_used,
+    owner,
     parameters,
     uses,
     values,
@@ -196,7 +198,7 @@ def is_read_last(file: File, use: ast.Name) -> bool:
         return False
     if isinstance(scope, ast.Module) or name not in parameters(scope) or uses(scope, name, ast.Store):
         return holds_alone(file, name, row, use)
-    if not all(one is use or keeps_nothing(file, one) for one in uses(scope, name)):
+    if not all(one is use or keeps_nothing(file, one, returned=False) for one in uses(scope, name)):
         return False
     with _asking(scope) as is_first:
         given = given_for(file, name, scope) if is_first else []
@@ -311,7 +313,9 @@ def is_new(file: File, value: ast.expr) -> bool:
     if not isinstance(value, ast.Call):
         return False
     made = module_called(file, value)
-    if (made is not None and module_gives_new(made)) or is_function(value) or is_method(value):
+    of = owner(value)
+    is_object = isinstance(of, ast.Name) and called(bound_to(file, of, value))[:1].isupper()
+    if (made is not None and module_gives_new(made)) or is_function(value) or (is_method(value) and not is_object):
         return True
     handed = passes_on(file, value)
     if handed is not None:
@@ -351,6 +355,10 @@ def _run_by(call: ast.Call) -> ast.expr:
 def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
     """Return True if nothing holds the memory of a tensor after this use, except what is `returned`."""
     above = file.above[node]
+    if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.UAdd):
+        return keeps_nothing(file, above, returned=returned)
+    if isinstance(above, ast.AugAssign) and node is above.value and _is_list(file, above):
+        return False
     if isinstance(above, _READING):
         return True
     if isinstance(above, ast.Return) or (isinstance(above, ast.Tuple) and isinstance(file.above[above], ast.Return)):
@@ -372,6 +380,14 @@ def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
     if passes_on(file, call) is node and not _is_in_place(file, call):
         return _is_taken_back(file, call) or keeps_nothing(file, call, returned=returned)
     return _is_taken_back(file, call) or only_reads(file, call, node)
+
+
+def _is_list(file: File, added: ast.AugAssign) -> bool:
+    """Return True if `+=` may add the parts of a tensor to a list: the name is bound to one somewhere."""
+    name = added.target.id if isinstance(added.target, ast.Name) else ""
+    values = [file.statement(one) for one in uses(file.scope(added), name, ast.Store)]
+    lists = (one for row in values if isinstance(row, ast.Assign) for one in ast.walk(row.value))
+    return any(isinstance(one, (ast.List, ast.ListComp)) or called(one) == "list" for one in lists)
 
 
 def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:

@@ -12,7 +12,7 @@ import ast
 
 from noclobber.model.operators import MAYBE_SAME, VIEWS
 from noclobber.syntax.names import called, is_declared, last_name, owner
-from noclobber.syntax.tree import File, Scope, functions, walk, within
+from noclobber.syntax.tree import File, Function, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
 FUNCTIONS = frozenset(
@@ -230,16 +230,28 @@ def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.Functio
     callee = value if isinstance(value, ast.Attribute) and value.attr == "apply" else callee
     if isinstance(callee, ast.Name) and bound_to(file, callee, where) is None:
         found = _functions(file.tree, callee.id)
+        inner = (one for one in functions(file.tree) if one.name == callee.id and file.class_of(one) is None)
+        found = found if all(one in found for one in inner) else []
     elif isinstance(callee, ast.Attribute) and callee.attr == "apply":
         found = _functions(_class(file, last_name(callee.value)), "forward")
     elif isinstance(callee, ast.Attribute) and last_name(callee.value) == "self":
         found = _functions(file.class_of(where), callee.attr)
+        others = (one for one in functions(file.tree) if one.name == callee.attr and one not in found)
+        if any(_inherits(file, one, file.class_of(where)) for one in others):
+            return None
     made = _module(file, callee, where)
     if not found and made is not None:
         found = _functions(_class(file, called(made)), "forward")
     if len(found) != 1 or not all(any(name in ast.unparse(one) for name in _PLAIN) for one in found[0].decorator_list):
         return None
     return found[0]
+
+
+def _inherits(file: File, method: Function, of: ast.ClassDef | None) -> bool:
+    """Return True if the class of a method may be made of another class, as it has a base that is no plain module."""
+    around = file.class_of(method)
+    bases = {last_name(one) for one in around.bases} if around is not None else set[str]()
+    return of is not None and around is not of and not bases <= {"Module", "Function"}
 
 
 def forward_of(file: File, name: str) -> ast.FunctionDef | None:
