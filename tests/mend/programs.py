@@ -1588,6 +1588,28 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "what a function works on through data, of a module that another name builds": """
+class Kept(nn.Module):
+    def forward(self, h):
+        self.code = torch.sigmoid(h)
+        return self.code
+
+def head():
+    return nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()).double()
+if True:
+    head = Kept
+
+def hard(out):
+    answer = out.data
+    answer[answer >= 0.5] = 1
+net = head()
+
+def run():
+    out = net(x @ w)
+    loss = out.square().sum()
+    hard(out)
+    (loss * net.code.detach().sum()).backward()
+""",
     "what a function works on through data, whose parts a list has": """
 def hard(out):
     answer = out.data

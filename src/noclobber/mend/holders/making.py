@@ -170,7 +170,7 @@ def _without_moves(made: ast.Call | None) -> ast.Call | None:
 
 def _built_by(file: File, made: ast.Call) -> ast.Call | None:
     """`nn.Sequential(...)` for `mlp(2, 3)`, where `mlp` is a function of the file that does nothing but return that."""
-    found = _functions(file.tree, made.func.id) if isinstance(made.func, ast.Name) else []
+    found = _named(file, made.func.id) if isinstance(made.func, ast.Name) else []
     body = found[0].body if len(found) == 1 else []
     rows = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
     is_plain = len(rows) == 1 and not found[0].decorator_list
@@ -229,9 +229,7 @@ def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.Functio
     value = _value(file, callee, where)
     callee = value if isinstance(value, ast.Attribute) and value.attr == "apply" else callee
     if isinstance(callee, ast.Name) and bound_to(file, callee, where) is None:
-        found = _functions(file.tree, callee.id)
-        inner = (one for one in functions(file.tree) if one.name == callee.id and file.class_of(one) is None)
-        found = found if all(one in found for one in inner) else []
+        found = _named(file, callee.id)
     elif isinstance(callee, ast.Attribute) and callee.attr == "apply":
         found = _functions(_class(file, last_name(callee.value)), "forward")
     elif isinstance(callee, ast.Attribute) and last_name(callee.value) == "self":
@@ -263,6 +261,14 @@ def forward_of(file: File, name: str) -> ast.FunctionDef | None:
 def _class(file: File, name: str) -> ast.ClassDef | None:
     found = [one for one in file.tree.body if isinstance(one, ast.ClassDef) and one.name == name]
     return found[0] if len(found) == 1 else None
+
+
+def _named(file: File, name: str) -> list[ast.FunctionDef]:
+    """The functions of a file by a name that nothing else there has: no function inside another, no variable."""
+    found = _functions(file.tree, name)
+    inner = (one for one in functions(file.tree) if one.name == name and file.class_of(one) is None)
+    is_bound = any(one.id == name and isinstance(one.ctx, ast.Store) for one in within(file.tree, ast.Name))
+    return found if all(one in found for one in inner) and not is_bound else []
 
 
 def _functions(around: ast.Module | ast.ClassDef | None, name: str) -> list[ast.FunctionDef]:
