@@ -24,6 +24,12 @@ def gradients():
 NETS = """
 d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
 """
+HARD = """
+def hard(out):
+    answer = out.data
+    answer[answer >= 0.5] = 1
+    return answer.mean().item()
+"""
 OPTIMIZERS = """
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
 """
@@ -101,16 +107,12 @@ def run():
         stretched(out.detach().numpy())
     loss.backward()
 """,
-    "what a function works on through data": """
-def accuracy(out):
-    answer = out.data
-    answer[answer >= 0.5] = 0.99
-    return answer.mean().item()
-
+    "what a function works on through data": HARD
+    + """
 def run():
     out = torch.sigmoid(x @ w)
     loss = F.mse_loss(out, torch.zeros_like(out))
-    accuracy(out)
+    hard(out)
     loss.backward()
 """,
     "what a function works on as an array": """
@@ -1588,7 +1590,8 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
-    "what a function works on through data, of a module that another name builds": """
+    "what a function works on through data, of a module that another name builds": HARD
+    + """
 class Kept(nn.Module):
     def forward(self, h):
         self.code = torch.sigmoid(h)
@@ -1599,9 +1602,6 @@ def head():
 if True:
     head = Kept
 
-def hard(out):
-    answer = out.data
-    answer[answer >= 0.5] = 1
 net = head()
 
 def run():
@@ -1610,12 +1610,8 @@ def run():
     hard(out)
     (loss * net.code.detach().sum()).backward()
 """,
-    "what a function works on through data, whose parts a list has": """
-def hard(out):
-    answer = out.data
-    answer[answer >= 0.5] = 1
-    return answer.mean().item()
-
+    "what a function works on through data, whose parts a list has": HARD
+    + """
 def run():
     rows = []
     out = torch.sigmoid(x @ w)
@@ -1624,12 +1620,8 @@ def run():
     hard(out)
     (loss * torch.stack(rows).detach().sum()).backward()
 """,
-    "what a function works on through data, which a plus sign hands on": """
-def hard(out):
-    answer = out.data
-    answer[answer >= 0.5] = 1
-    return answer.mean().item()
-
+    "what a function works on through data, which a plus sign hands on": HARD
+    + """
 def run():
     out = torch.sigmoid(x @ w)
     kept = +out
@@ -1637,12 +1629,8 @@ def run():
     hard(out)
     (loss * kept.detach().sum()).backward()
 """,
-    "what a function works on through data, and an inner function reads beside a variable of its own": """
-def hard(out):
-    answer = out.data
-    answer[answer >= 0.5] = 1
-    return answer.mean().item()
-
+    "what a function works on through data, and an inner function reads beside a variable of its own": HARD
+    + """
 def run():
     out = torch.sigmoid(x @ w)
     def rows():
@@ -1666,12 +1654,8 @@ def run():
     loss = out.square().sum()
     (loss * scored(out).detach().sum()).backward()
 """,
-    "what a subclass keeps of what a function works on through data": """
-def hard(out):
-    answer = out.data
-    answer[answer >= 0.5] = 1
-    return answer.mean().item()
-
+    "what a subclass keeps of what a function works on through data": HARD
+    + """
 class Base(nn.Module):
     def encode(self, x):
         return torch.sigmoid(x @ w)
@@ -1724,47 +1708,35 @@ def run():
     store[-1].mul_(2)
     (y.sum() + store[-1].sum()).backward()
 """,
-    "what a function works on through data, and its caller reads again": """
-def clipped(out):
-    answer = out.data
-    answer[answer >= 0.5] = 0.99
-    return answer.mean().item()
-
+    "what a function works on through data, and its caller reads again": HARD
+    + """
 def run():
     out = torch.sigmoid(x @ w)
     loss = F.mse_loss(out, torch.zeros_like(out))
-    clipped(out)
+    hard(out)
     (loss + out.detach().sum()).backward()
 """,
-    "what a function works on through data, of which a part is read again": """
-def clipped(out):
-    answer = out.data
-    answer[answer >= 0.5] = 0.99
-    return answer.mean().item()
-
+    "what a function works on through data, of which a part is read again": HARD
+    + """
 def run():
     out = torch.sigmoid(x @ w)
     first = out[0]
     loss = out.square().sum()
-    clipped(out)
+    hard(out)
     (loss * first.detach().sum()).backward()
 """,
-    "what a function works on through data, and a module has kept": """
+    "what a function works on through data, and a module has kept": HARD
+    + """
 class Net(nn.Module):
     def forward(self, x):
         self.last = torch.sigmoid(x @ w)
         return self.last
 net = Net()
 
-def clipped(out):
-    answer = out.data
-    answer[answer >= 0.5] = 0.99
-    return answer.mean().item()
-
 def run():
     out = net(x)
     loss = out.square().sum()
-    clipped(out)
+    hard(out)
     (loss * net.last.detach().sum()).backward()
 """,
     "what a ctx keeps is written on in the same forward": """
@@ -1795,6 +1767,29 @@ def run():
     b = brighter(img) @ w
     (a * b).sum().backward()
     x.sum().backward()
+""",
+    "images that a function changes in each turn of a comprehension, and gives back": """
+def brighter(img):
+    img *= 2
+    return img
+
+def run():
+    img = torch.rand(3, 4, dtype=torch.float64)
+    (sum((brighter(img) @ w).square().sum() for _ in range(2)) + x.sum()).backward()
+""",
+    "images that two functions hand each other, and give back": """
+def brighter(img, more):
+    img[:1] = 0
+    img = darker(img, more - 1) if more else img
+    return img
+
+def darker(img, more):
+    img = brighter(img, more)
+    return img
+
+def run():
+    img = torch.rand(3, 4, dtype=torch.float64)
+    (torch.sigmoid(img @ w) * (darker(img, 1) @ w).sum() + (darker(img, 1) @ w) + x).sum().backward()
 """,
     "images that a function changes in each turn, and gives back": """
 def brighter(img):

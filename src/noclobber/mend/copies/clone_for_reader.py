@@ -7,8 +7,12 @@ nothing else holds. The gradient passes through the clone.
 - An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
 - An argument of a function or a module of PyTorch, or of a Function of the file, that is the written tensor, by its
   name, or the only one that may be; all that may be, where each is a tensor.
+- An attribute of a `ctx`: what the `forward` has computed, where the class only reads it.
 - A result: what the expression gives is a clone, so the program writes to that and never to what is saved. An operator
   in place is none, as its result is its input's memory.
+
+None of these where the file gives the same tensor twice to a function that writes it and gives it back: each call would
+change it further, whatever is cloned.
 
 Tried is the operand that the text names, or that the field says; then all of them; then where a view is made.
 """
@@ -20,7 +24,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import given_for, is_new, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import asking, given_for, is_new, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.making import (
     FUNCTIONS,
     MODULES,
@@ -31,6 +35,7 @@ from noclobber.mend.holders.making import (
     module_gives_new,
     module_writes,
 )
+from noclobber.mend.holders.seen import is_in_comprehension
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
 from noclobber.model.finding import Cure
@@ -53,7 +58,7 @@ from noclobber.syntax.names import (
     parameters,
     uses,
 )
-from noclobber.syntax.tree import File, Place, Scope, walk
+from noclobber.syntax.tree import FUNCTION, File, Place, Scope, walk
 from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
 _FIRST = ("self", "input", "mat1")
@@ -269,14 +274,23 @@ def _is_meant(scene: Scene) -> bool:
 def _is_given_again(file: File, name: str, function: Scope) -> bool:
     """Return True if the file gives a function the same tensor for a parameter more than once, and each time goes on
     with what the function gives back."""
-    given = given_for(file, name, function) if name in parameters(function) else []
+    if not isinstance(function, FUNCTION) or name not in parameters(function):
+        return False
     if not any(dotted(one.value) == name for one in walk(function, ast.Return)):
         return False
-    named = [(one.id, file.scope(one)) for one in given if isinstance(one, ast.Name)]
-    around = ((one.id, list(file.loops(one))) for one in given if isinstance(one, ast.Name))
-    in_turns = any(loops and not any(uses(loop, one, ast.Store) for loop in loops) for one, loops in around)
-    outer = (_is_given_again(file, one, scope) for one, scope in named if scope is not function)
-    return in_turns or len(set(named)) < len(named) or any(outer)
+    with asking(function) as is_first:
+        given = [one for one in given_for(file, name, function) if isinstance(one, ast.Name)] if is_first else []
+        named = [(one.id, file.scope(one)) for one in given]
+        if len(set(named)) < len(named) or any(_is_in_turns(file, one) for one in given):
+            return True
+        return any(_is_given_again(file, one, scope) for one, scope in named)
+
+
+def _is_in_turns(file: File, use: ast.Name) -> bool:
+    """Return True if the turns of a loop, or of a comprehension, use what a name was bound to before it."""
+    loops = list(file.loops(use))
+    in_loop = bool(loops) and not any(uses(one, use.id, ast.Store) for one in loops)
+    return in_loop or is_in_comprehension(file, use)
 
 
 _MOVING = tuple(f"aten::{name}_" for name in ("set", "resize", "resize_as", "transpose", "t", "squeeze", "unsqueeze"))

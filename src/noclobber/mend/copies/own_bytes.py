@@ -88,14 +88,15 @@ def apart(scene: Scene) -> Iterator[Change]:
             copy = ".copy()" if any(called(each) == "numpy" for each in walk(one, ast.Call)) else ".clone()"
             edits[append(write.file, one, copy)] = write.name
     if edits and not scene.is_refused:
-        names = listed([f"`{one}`" for one in dict.fromkeys(edits.values())])
-        yield Change(f"give {names} bytes of its own", tuple(edits), 1, is_sound=True)
+        names = [f"`{one}`" for one in dict.fromkeys(edits.values())]
+        whose = "its own" if len(names) == 1 else "their own"
+        yield Change(f"give {listed(names)} bytes of {whose}", tuple(edits), 1, is_sound=True)
 
 
 def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
     """What the written name is bound to in its function; of an argument, all that the file gives for it.
 
-    None where another file plays a part, or what called the function is none of the calls.
+    Nothing where another file plays a part, or where the call that was seen is none of these.
     """
     file = write.file
     calls = [scene.at(one.span()) for one in scene.finding.calls[-2:]]

@@ -131,7 +131,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
         called_as = [one for one in mentions(file, function.name) if not is_stored(file, one)]
         if not called_as:
             return False
-    with _asking(function) as is_first:
+    with asking(function) as is_first:
         return is_first and all(_gives_alone(file, one, name, function) for one in called_as)
 
 
@@ -171,13 +171,11 @@ def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bo
 def _given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.expr | None:
     """What a mention of a function that calls it gives for a parameter; None where that is not known."""
     call = file.above[use]
-    if not isinstance(call, ast.Call) or has_stars(call):
+    if not isinstance(call, ast.Call) or call.func is not use or has_stars(call):
         return None
     places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     places = places[1:] if file.class_of(function) is not None else places
     args = call.args if _run_by(call) is call.func else call.args[1:]
-    if call.func is not use:
-        return None
     return (dict(zip(places, args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}).get(name)
 
 
@@ -200,7 +198,7 @@ def is_read_last(file: File, use: ast.Name) -> bool:
         return holds_alone(file, name, row, use)
     if not all(one is use or keeps_nothing(file, one, returned=False) for one in uses(scope, name)):
         return False
-    with _asking(scope) as is_first:
+    with asking(scope) as is_first:
         given = given_for(file, name, scope) if is_first else []
         return bool(given) and all(isinstance(one, ast.Name) and is_read_last(file, one) for one in given)
 
@@ -422,7 +420,7 @@ def _is_taken_back(file: File, call: ast.expr) -> bool:
 
 def _gives_new(file: File, function: ast.FunctionDef) -> bool:
     """Return True if a function of the file returns one new tensor that nothing else holds."""
-    with _asking(function) as is_first:
+    with asking(function) as is_first:
         returns = list(within(function, ast.Return))
         plain = is_first and bool(returns) and next(walk(function, ast.Yield, ast.YieldFrom), None) is None
         return plain and all(_returns_new(file, one) for one in returns)
@@ -436,7 +434,7 @@ def _returns_new(file: File, one: ast.Return) -> bool:
 
 def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
     """Return True if a function neither keeps nor writes its arguments, except what an `autograd.Function` saves."""
-    with _asking(function) as is_first:
+    with asking(function) as is_first:
         given = {*parameters(function)} - {"self", "ctx"}
         if not is_first or not all(is_own(function, name) for name in given):
             return False
@@ -452,7 +450,7 @@ _asked: ContextVar[frozenset[Function]] = ContextVar("asked", default=frozenset(
 
 
 @contextmanager
-def _asking(function: Function) -> Iterator[bool]:
+def asking(function: Function) -> Iterator[bool]:
     """Look into a function. Gives False if the search is already inside it, because it calls itself."""
     before = _asked.get()
     token = _asked.set(before | {function})

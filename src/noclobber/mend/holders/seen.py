@@ -77,6 +77,8 @@ def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) ->
     looking = any(called(one) in _LOOKING_AROUND and not one.args for one in within(scope, ast.Call))
     if looking or not is_own(scope, name):
         return False
+    if any(is_in_comprehension(file, one) for one in _loads(row, name)):
+        return False
     if len(_loads(row, name)) > (0 if is_written else 1) and not (is_written and _writes_last(row)):
         return False
     if _binds(row, name):
@@ -91,6 +93,18 @@ def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) ->
             return False
         fresh = loop if _begins_anew(loop, name) else fresh
     return True
+
+
+def is_in_comprehension(file: File, use: ast.Name) -> bool:
+    """Return True if each turn of a comprehension uses what a name was bound to before it."""
+    turns = (one for one in file.around(use) if isinstance(one, _COMPREHENSIONS))
+    bound = ((one.generators[0].iter, [each.target for each in one.generators]) for one in turns)
+    return any(
+        use not in ast.walk(once) and use.id not in set[str]().union(*map(names_bound, new)) for once, new in bound
+    )
+
+
+_COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 
 
 def _asks_for_shape(file: File, name: ast.Name) -> bool:

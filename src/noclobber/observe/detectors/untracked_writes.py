@@ -36,7 +36,7 @@ T = TypeVar("T")
 How = Literal["no_grad", "inference_mode", "data", "assigned"]
 _ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
 """Writes that need no tracking: a constant that is added does not change the gradient."""
-_FLAT = tuple(f"aten::{name}_" for name in ("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "bernoulli"))
+_FLAT = tuple(f"aten::{name}_" for name in ("round", "floor", "ceil", "trunc", "sign", "heaviside"))
 """Writes whose derivative is zero: who hides one from autograd wants the gradient to pass it by (straight through)."""
 _LARGEST = 1 << 22
 """Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""

@@ -4,6 +4,7 @@ a program starts with `torch.multiprocessing.spawn`."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -55,8 +56,9 @@ class Ranks:
     def _first_group(self, *args: Any, **options: Any) -> None:
         """Begin the process group of a program that nobody told to be one rank of many."""
         if not self._is_one:
+            given = inspect.signature(dist.distributed_c10d.init_process_group).bind_partial(*args, **options).arguments
             size, rank = (
-                options.get(name, -1) if options.get(name, -1) >= 0 else int(os.environ.get(name.upper(), default))
+                given.get(name, -1) if given.get(name, -1) >= 0 else int(os.environ.get(name.upper(), default))
                 for name, default in (("world_size", 1), ("rank", 0))
             )
             self._at_end.enter_context(self._one_of(size, rank))

@@ -43,6 +43,12 @@ from noclobber.syntax.writes import Form
 _ASIDE = Suggestion("write out of place: the result gets its own tensor", cure=Cure.OUT_OF_PLACE)
 _TYPE = "the result of an in-place write has a type that the tensor cannot hold"
 _FIXED = "in place the element type cannot change; out of place the result gets the type it needs"
+_LARGER = Text(
+    r"output with shape \[(?s:.{,300}?)\] doesn.t match the broadcast shape|Bad in-place call: input tensor size",
+    "the result of an in-place write is larger than the tensor that has to hold it",
+    [_ASIDE, "or give the tensor its shape before: `t = t.expand(shape).clone()`"],
+    "in place the shape cannot change; out of place the result gets the broadcast shape",
+)
 TEXTS = (
     Text(
         "Index put requires the source and destination dtypes match",
@@ -56,12 +62,7 @@ TEXTS = (
         [_ASIDE, "or convert before: `t = t.float()`, `value.to(t.dtype)`"],
         _FIXED,
     ),
-    Text(
-        r"output with shape \[(?s:.{,300}?)\] doesn.t match the broadcast shape|Bad in-place call: input tensor size",
-        "the result of an in-place write is larger than the tensor that has to hold it",
-        [_ASIDE, "or give the tensor its shape before: `t = t.expand(shape).clone()`"],
-        "in place the shape cannot change; out of place the result gets the broadcast shape",
-    ),
+    _LARGER,
 )
 
 
@@ -69,7 +70,7 @@ def find(event: Event) -> Finding | None:
     """A refused write whose result has another type or a larger shape; None where the line writes nothing in place."""
     if not isinstance(event, Refusal) or not _writes(event):
         return None
-    return refused(TEXTS[:-1] if event.unmapped else TEXTS, event)
+    return refused([one for one in TEXTS if one is not _LARGER or not event.unmapped], event)
 
 
 def _writes(refusal: Refusal) -> bool:
