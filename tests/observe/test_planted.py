@@ -114,7 +114,7 @@ def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
             if not is_as_bare(seen, bare[program], name, right[program]):
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: {str(seen)[:200]}")
             elif reached and not any(PLANTED in one.why for one in lost):
-                wrong.append(f"{named[code]} in {name} of {program.__name__}: not told")
+                wrong.append(f"{named[code]} in {name} of {program.__name__}: not told, {reached}")
             while hook_stack.top_hooks(True) is not None:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: hooks are left")
                 hook_stack.pop_hooks()

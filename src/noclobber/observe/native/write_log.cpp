@@ -38,6 +38,12 @@ bool in_autocast() {
   return at::autocast::decrement_nesting() > 0;
 }
 
+// Returns true inside a transform of torch.func. What it calls may have taken the operator's arguments off the stack when it
+// raises (torch 2.13, vmap; tests/observe/describe/test_transforms.py).
+bool in_transform() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
 // Returns true if the engine itself writes: no code of Python that it called. Its own threads may have no frame at all.
 // Nobody waits for such a write (gradient_writes.py has the same name), and a backward of many views makes thousands.
 bool is_of_engine() {
@@ -56,7 +62,7 @@ void log_with(PyObject *attentive, PyObject *attended, PyObject *returned) {
 }
 
 bool are_for_python(const Thread &mine) {
-  return !flags.on || !mine.usual ||
+  return !flags.on || !mine.usual || in_transform() ||
          (flags.watching && ((PyDict_GET_SIZE(look.attentive.get()) != 0 && !is_of_engine()) ||
                              (!c10::GradMode::is_enabled() && in_autocast())));
 }
