@@ -58,7 +58,8 @@ def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
     """
     where, device = geometry(tensor), tensor.device
     shown = weak(tensor, where)
-    shape = shape_of(tensor) if strided(where) is None or tensor.is_nested else where[1]
+    is_usual = type(tensor) in storages.PLAIN and where[2] is not None and not tensor.is_nested
+    shape = where[1] if is_usual else shape_of(tensor)
 
     def described() -> Tensor:
         with modes.aside():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import takewhile
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -20,8 +21,8 @@ from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.calls.custom_forwards import ForwardCall
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.seen.handles import Handle, compare
-from noclobber.observe.core.seen.records import Backward, record
-from noclobber.observe.core.seen.sites import Place, caller, place_of, site_of
+from noclobber.observe.core.seen.records import Backward, Record, latest, record
+from noclobber.observe.core.seen.sites import Place, caller, site_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.core.writes import custom_op_kernels
 from noclobber.observe.core.writes.custom_op_kernels import After
@@ -49,25 +50,32 @@ Made = tuple[int, str, int]
 """The node that made a tensor: its number, its name, and which of its outputs the tensor is."""
 
 
-class _Wrote(NamedTuple):
-    """What wrote an input in forward, and its version before."""
-
-    op: str
-    place: Place | None
-    version: int | None
-
-
 class Input:
-    """A tensor in the graph that a Function is given: its state before forward, and the writes to it in forward."""
+    """A tensor in the graph that a Function is given, and its state before forward."""
 
-    __slots__ = ("digest", "key", "made", "tensor", "version", "writes")
+    __slots__ = ("digest", "key", "made", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
         self.tensor, self.made = tensor, made
         self.version, self.key = tensor._version, storages.storage_key(tensor)
         # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
         self.digest = fingerprint(tensor) if contents and tensor.is_cpu else None
-        self.writes: list[_Wrote] = []
+
+
+class Forward(NamedTuple):
+    """A forward under way."""
+
+    inputs: list[Input]
+    followed: list[int]
+    """Their storages: the writes to these are remembered."""
+    looked: list[int]
+    """The storages of those whose bytes are not known yet: they are read before the first write."""
+    since: int
+    """The newest moment before forward."""
+
+    def has(self, key: int | None) -> bool:
+        """Return True for the storage of an input."""
+        return key in self.followed
 
 
 class Beside(Input):
@@ -107,10 +115,10 @@ def arm(context: Context, way: Way) -> None:
     writers = context.state(Writers)
     writers.arm(way)
 
-    def end(call: ForwardCall, inputs: list[Input], returned: bool) -> None:
-        writers.left(inputs)
+    def end(call: ForwardCall, forward: Forward, returned: bool) -> None:
+        writers.left(forward)
         if returned:
-            writers.ended(inputs, call.dirty, call.function.__name__)
+            writers.ended(forward.inputs, call.dirty, call.function.__name__, forward.since)
             writers.returned(call.result, call.args)
 
     context.forwards.watch(way, writers.began, end)
@@ -131,8 +139,8 @@ class Writers:
         """Guard what is called at writes."""
         self._looking = way.entry(self._look)
 
-    def began(self, args: tuple[object, ...]) -> list[Input] | None:
-        """Return the inputs of a forward that begins: its arguments that have a node; None with gradients off.
+    def began(self, args: tuple[object, ...]) -> Forward | None:
+        """Return a forward that begins. Its inputs are the arguments that have a node. None with gradients off.
 
         Leaves are left out: a write to a leaf does not change which gradient belongs to it.
         """
@@ -143,10 +151,16 @@ class Writers:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (made := _made(tensor)) is not None:
                 inputs.append(Input(tensor, made, contents=contents))
         inputs += self.beside(args)
-        if inputs:
-            self._context.attend(self._looking, _keys(inputs))
-            self._context.thread.given.append(inputs)
-        return inputs
+        if not inputs:
+            return Forward(inputs, [], [], 0)
+        followed = [one.key for one in inputs if one.key is not None]
+        looked = [one.key for one in inputs if one.key is not None and one.digest is None]
+        forward = Forward(inputs, followed, looked, latest[0])
+        self._context.memory.follow(followed)
+        self._context.thread.given.append(forward)
+        if looked:
+            self._context.attend(self._looking, looked)
+        return forward
 
     def beside(self, args: Iterable[object]) -> list[Beside]:
         """Return what earlier calls returned on the memory of these arguments, if it is in the graph and still there.
@@ -173,36 +187,43 @@ class Writers:
             if key is not None and key in keys and (made_by := _made(tensor)) is not None:
                 self._results.append(_Result(Witness(key, tensor), made_by))
 
-    def left(self, inputs: list[Input]) -> None:
-        """Stop recording the writes to these inputs: their forward has returned or raised."""
-        if inputs:
-            self._context.thread.given.remove(inputs)
-            self._context.ignore(self._looking, _keys(inputs))
+    def left(self, forward: Forward) -> None:
+        """Stop remembering the writes to the inputs of a forward, which has returned or raised."""
+        if forward.inputs:
+            self._context.thread.given.remove(forward)
+            self._context.memory.unfollow(forward.followed)
+            if forward.looked:
+                self._context.ignore(self._looking, forward.looked)
 
-    def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
-        """Record a write to the inputs of the forwards that this thread runs."""
-        given = self._context.thread.given
-        for argument in (argument for inputs in given for argument in inputs if argument.key == key):
-            if argument.digest is None:
+    def _look(self, _written: Written, _tensor: torch.Tensor, key: int, _frame: FrameType) -> None:
+        """Read the inputs of the forwards that this thread runs before they are written."""
+        for argument in (argument for forward in self._context.thread.given for argument in forward.inputs):
+            if argument.key == key and argument.digest is None:
                 argument.digest = fingerprint(argument.tensor)
-            argument.writes.append(_Wrote(written.op, place_of(frame), tensor_state.version_of(tensor)))
 
-    def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], by: str) -> None:
-        """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned."""
+    def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], by: str, since: int | None = None) -> None:
+        """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned; the writes
+        to its inputs were remembered `since` it began."""
         place: Place | None = None
         for argument in inputs:
             if not self._changed(argument) or any(tensor is argument.tensor for tensor in dirty):
                 continue
-            if len(inputs) == 1 and argument.writes and all(wrote.op in _SHIFTS for wrote in argument.writes):
+            writes = [] if since is None else self._writes(argument, since)
+            if len(inputs) == 1 and writes and all(one.written.op in _SHIFTS for one in writes):
                 continue
             beside, changed = isinstance(argument, Beside), None
             if isinstance(argument, Beside) and argument.old is not None:
                 with modes.aside():
                     changed = argument.tensor.detach() != argument.old
             place = place or caller()
-            last, version = argument.writes[-1] if argument.writes else None, int(argument.tensor._version)
+            last, version = writes[0] if writes else None, int(argument.tensor._version)
             event = partial(_undeclared, by, place, last, version, later_of(argument.tensor), beside)
             self.overwritten.append(_Overwritten(argument.made, engine_state.next_node(), event, changed))
+
+    def _writes(self, argument: Input, since: int) -> list[Record]:
+        """Return the writes to an input, newest first."""
+        newest = takewhile(lambda record: record.moment > since, reversed(self._context.memory.recent))
+        return [record for record in newest if record.key == argument.key]
 
     def _changed(self, argument: Input) -> bool:
         """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
@@ -235,7 +256,7 @@ class Writers:
 
 
 def _undeclared(
-    by: str, place: Place | None, last: _Wrote | None, version: int, described: Callable[[], Tensor], beside: bool
+    by: str, place: Place | None, last: Record | None, version: int, described: Callable[[], Tensor], beside: bool
 ) -> Undeclared:
     """Return the event for a write to an input: the `last` that was seen, after which the input had this `version`; the
     call itself, made at `place`, where none was seen."""
@@ -243,7 +264,7 @@ def _undeclared(
         write = Write("", site_of(place), via="undeclared", tensor=described())
     else:
         write = Write(
-            last.op,
+            last.written.op,
             site_of(last.place),
             via="undeclared",
             version_before=last.version,
@@ -261,10 +282,6 @@ def _made(tensor: torch.Tensor) -> Made | None:
     """
     node = graph.maker_of(tensor)
     return None if node is None else (node._sequence_nr(), node.name(), tensor.output_nr)
-
-
-def _keys(inputs: list[Input]) -> list[int]:
-    return [argument.key for argument in inputs if argument.key is not None]
 
 
 def _given(args: Iterable[object]) -> set[int | None]:

@@ -186,13 +186,19 @@ class UntrackedWrites:
     def data_taken(self, tensor: torch.Tensor) -> None:
         """Record that the program reads `tensor.data`."""
         with modes.plain():
-            if tensor.requires_grad and (target := _target(tensor)) is not None:
+            if not tensor.requires_grad or self._is_given(storages.storage_key(tensor)):
+                return
+            if (target := _target(tensor)) is not None:
                 self._context.attend(self._look, (target.key,))
                 self.taken.append(_Taken(get_ident(), target, _is_used(tensor, target)))
                 everyone = list(self.taken)
                 own = [one for one in everyone if one.thread == get_ident()]
                 for one in own[:-_TAKEN] or everyone[:-_MOST]:
                     self._drop_taken(one)
+
+    def _is_given(self, key: int | None) -> bool:
+        """Return True for what a Function under way is given: undeclared_writes.py checks what it does with that."""
+        return any(forward.has(key) for forward in self._context.thread.given)
 
     def _forget_taken(self, _: Backward) -> None:
         """Forget the tensors whose `.data` was read before a backward call, of other threads only after some calls."""
@@ -225,8 +231,8 @@ class UntrackedWrites:
     def _before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], None], bool] | None:
-        if any(argument.key == key for inputs in self._context.thread.given for argument in inputs):
-            return None  # undeclared_writes.py checks what a Function does to its inputs
+        if self._is_given(key):
+            return None
         found = None if written.uncounted else self._reached(tensor, key)
         if found is None:
             return None

@@ -115,7 +115,7 @@ class Bridge:
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, digests.LARGE, *attentive, memory.returned, *unsorted)
+        native.begin(watching, digests.LARGE, *attentive, memory.followed, *unsorted)
 
     def enter(
         self,

@@ -20,10 +20,10 @@ void connect_all(const py::object &python, uintptr_t moments) {
   count_on(reinterpret_cast<std::atomic<int64_t> *>(moments));
 }
 
-void begin(bool watching, int64_t from, const py::dict &attentive, const py::dict &attended, const py::dict &returned,
+void begin(bool watching, int64_t from, const py::dict &attentive, const py::dict &attended, const py::dict &followed,
            const py::list &saves, const py::list &rereads) {
   large = from;
-  log_with(attentive.ptr(), attended.ptr(), returned.ptr());
+  log_with(attentive.ptr(), attended.ptr(), followed.ptr());
   python_saves.hear_of_unsorted(saves.ptr());
   python_rereads.hear_of_unsorted(rereads.ptr());
   flags.careful = flags.keeping = false;

@@ -13,7 +13,7 @@ namespace {
 constexpr uintptr_t IN_GRAPH = 0; // of core/context.py
 
 struct Looks {
-  THPObjectPtr attentive, attended, returned;
+  THPObjectPtr attentive, attended, followed;
 };
 Looks &look = *new Looks;
 
@@ -57,8 +57,8 @@ bool is_of_engine() {
 
 } // namespace
 
-void log_with(PyObject *attentive, PyObject *attended, PyObject *returned) {
-  look = {THPObjectPtr::dup(attentive), THPObjectPtr::dup(attended), THPObjectPtr::dup(returned)};
+void log_with(PyObject *attentive, PyObject *attended, PyObject *followed) {
+  look = {THPObjectPtr::dup(attentive), THPObjectPtr::dup(attended), THPObjectPtr::dup(followed)};
 }
 
 bool are_for_python(const Thread &mine) {
@@ -77,8 +77,7 @@ Way way_of(const Operator &op, const at::Tensor &tensor) {
   }
   const uintptr_t key = storage_key(impl);
   const bool off = !c10::GradMode::is_enabled(), in_graph = tensor.requires_grad();
-  if ((off && is_untracked(tensor)) || is_in(look.attended, key) || (in_graph && is_in(look.attended, IN_GRAPH)) ||
-      (off && is_in(look.returned, key))) {
+  if ((off && is_untracked(tensor)) || is_in(look.attended, key) || (in_graph && is_in(look.attended, IN_GRAPH))) {
     return Way::FOR_PYTHON;
   }
   if (is_counted(op, tensor) && !flags.careful) {
@@ -87,7 +86,7 @@ Way way_of(const Operator &op, const at::Tensor &tensor) {
   if ((op.detaches && in_graph) || (op.resizes ? is_saved(key) : may_clobber(key, impl)) || python_saves.has(key)) {
     return Way::FOR_PYTHON;
   }
-  if (in_graph || (!op.uncounted && moves_a_save(impl))) {
+  if (in_graph || (!op.uncounted && moves_a_save(impl)) || is_in(look.followed, key)) {
     return Way::NOTED;
   }
   // Is no view of the memory there that PyTorch could refuse, or does no version move?

@@ -16,8 +16,8 @@ struct Operator {
 };
 
 // Hears of three dicts: of those to call before each write, of which only the size is looked at; by storage, of those to
-// call before the writes to one; and by storage, of the views that custom Functions returned. With the GIL.
-void log_with(PyObject *attentive, PyObject *attended, PyObject *returned);
+// call before the writes to one; and of the storages of which all writes are remembered. With the GIL.
+void log_with(PyObject *attentive, PyObject *attended, PyObject *followed);
 
 // Returns true if all writes of a thread are for Python at the moment.
 bool are_for_python(const Thread &mine);

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
+from itertools import pairwise
 from operator import attrgetter
 from typing import Protocol
 
@@ -63,9 +64,12 @@ class Memory:
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
         """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
-        self.returned: dict[int, storages.StorageRef] = {}
-        """The storages of views that custom Functions returned of tensors outside of the graph, by key. Writes to them
-        are remembered with gradients off too. It is always the same object, so callers may keep it."""
+        self.followed: dict[int, int] = {}
+        """The storages of which all writes are remembered, with gradients off too, and how often this was asked for. It
+        is always the same object, so callers may keep it."""
+        self._returned: dict[int, storages.StorageRef] = {}
+        """Those of views that custom Functions returned of tensors outside of the graph."""
+        self._following = lock(threading.Lock)
         self.looks: dict[tuple[int, int], int] = {}
         """How often a line that writes to tensors in the graph is still asked whether it meets a live save, by the id
         of its code and the instruction. It is always the same object, so callers may keep it."""
@@ -80,12 +84,13 @@ class Memory:
     def recent(self) -> list[Record]:
         """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
         taken = list(self.native.records()) if self.native is not None else []
-        with suppress(IndexError):  # until there are none: other threads add to them, and take from them
-            while True:
+        with suppress(IndexError) if self.steps else nullcontext():  # other threads take from them too
+            while self.steps:
                 taken += self.steps.popleft().records()
         if taken:
             self.logged += taken
-            self.logged.sort(key=attrgetter("moment"))
+            if not all(before.moment <= one.moment for before, one in pairwise(self.logged[-len(taken) - 1 :])):
+                self.logged.sort(key=attrgetter("moment"))
             if len(self.logged) > self.limit:
                 self.prune(newest=max(RECENT // 4, len(taken)))
         return self.logged
@@ -147,12 +152,29 @@ class Memory:
     def returned_by_function(self, tensor: torch.Tensor) -> None:
         """Remember the writes to the memory of what a custom Function returned, if it is a view, while it is there."""
         key = storages.storage_key(tensor)
-        known = self.returned.get(key) if key is not None else None
+        known = self._returned.get(key) if key is not None else None
         if key is not None and (known is None or known.expired()) and tensor_state.is_view_of_function(tensor):
-            for other in [one for one, storage in self.returned.copy().items() if storage.expired()]:
-                self.returned.pop(other, None)
-            if len(self.returned) < _MOST_VIEWS:
-                self.returned[key] = storages.storage_ref(tensor)
+            for other in [one for one, storage in self._returned.copy().items() if storage.expired()]:
+                if self._returned.pop(other, None) is not None:
+                    self.unfollow((other,))
+            if len(self._returned) < _MOST_VIEWS:
+                self._returned[key] = storages.storage_ref(tensor)
+                self.follow((key,))
+
+    def follow(self, keys: Iterable[int]) -> None:
+        """Remember all writes to these storages, until `unfollow` was called as often as this."""
+        with self._following:
+            for key in keys:
+                self.followed[key] = self.followed.get(key, 0) + 1
+
+    def unfollow(self, keys: Iterable[int]) -> None:
+        """Undo one `follow`."""
+        with self._following:
+            for key in keys:
+                if (left := self.followed.get(key, 0) - 1) > 0:
+                    self.followed[key] = left
+                else:
+                    self.followed.pop(key, None)  # it may be forgotten
 
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
@@ -174,6 +196,7 @@ class Memory:
         self.steps.clear()
         self.several.clear()
         self.accumulated.clear()
-        self.returned.clear()
+        self.followed.clear()
+        self._returned.clear()
         self.looks.clear()
         looked_at.clear()

@@ -67,8 +67,8 @@ class Thread(threading.local):
         self.stepped: frozenset[int | None] | None = None
         """The storages that this step may write, if it runs a closure; else None."""
         self.muted = False
-        self.given: list[list[Any]] = []
-        """The arguments of the custom Functions whose forward is under way, innermost last (undeclared_writes.py)."""
+        self.given: list[Any] = []
+        """The forwards of custom Functions that are under way, innermost last (undeclared_writes.Forward)."""
         self.packed: deque[ref[Any]] = deque(maxlen=8)
         """The latest saves that other hooks than noclobber's packed (UserSave, RegionSave)."""
         self.again: list[Any] = []

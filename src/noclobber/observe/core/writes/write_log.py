@@ -68,7 +68,7 @@ def _to_saves(context: Context) -> Before:
     attentive, attended = context.attentive, context.attended
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.parts.meet
     unseen = context.unseen
-    is_inside, is_only_holder, returned = spare_key.below_versions, storages.is_only_holder, memory.returned
+    is_inside, is_only_holder, followed = spare_key.below_versions, storages.is_only_holder, memory.followed
     references = write_kernels.references_of_new(context) if context.by_key else -1
     looks = memory.looks
     contents = context.contents
@@ -119,14 +119,15 @@ def _to_saves(context: Context) -> Before:
                         after = _both(after, meet(context, handles, tensor, noted))
                     # The other saves there keep their bytes. If their version moves, the log leads to this write.
                     moves = not (written.uncounted or thread.preserving)
-                    if memory.is_reread(key) or (moves and (shared or (counted and other is not None))):
+                    needed = key in followed or memory.is_reread(key)
+                    if needed or (moves and (shared or (counted and other is not None))):
                         memory.log(noted)
                     elif moves and other is not None:
                         after = _both(after, _log_if_moved(context, other, noted))
                     return after
             if (
                 not in_graph
-                and ((off and key not in returned) or is_inside() or is_only_holder(tensor))
+                and ((off and key not in followed) or is_inside() or is_only_holder(tensor))
                 and not memory.is_reread(key)
             ):
                 return after
