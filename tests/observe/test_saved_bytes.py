@@ -188,6 +188,15 @@ class Masked(nn.Module):
         return x * self.mask * self.inner.scale[:10] * given
 
 
+def test_a_frozen_weight_lives_anyway() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False), nn.ReLU())
+    net[1].requires_grad_(False)
+    with noclobber.watch(ledger=True) as seen:
+        net(torch.ones(2, 4)).sum().backward()
+    frozen = [one for one in seen.ledger().entries if one.module == "Sequential.1"]
+    assert [(one.bytes, one.parameter) for one in frozen] == [(8 * 8 * 4, True)]
+
+
 def test_buffers_live_anyway_wherever_they_are_used() -> None:
     net, x, given = nn.Sequential(Masked()), torch.ones(10, requires_grad=True), torch.ones(10)
     with noclobber.watch(ledger=True) as seen:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noclobber.model.ledger import Entry, Ledger, Peak
+from noclobber.model.ledger import MOST, Entry, Ledger, Peak
 from noclobber.model.report import Report
 from noclobber.render import render
 from noclobber.render.html.kept import tiled
-from noclobber.render.ledger import MOST, table
+from noclobber.render.ledger import table
 
 from .browser import CHROMIUM, shown
 
@@ -50,6 +50,20 @@ def test_nothing_saved() -> None:
 def test_the_rest_is_one_row() -> None:
     entries = tuple(Entry("t.py", line, 1, "", "", 10, 1) for line in range(1, MOST + 6))
     assert table(Ledger(entries)).splitlines()[-1].split() == ["50", "B", "14.3%", "5", "more"]
+
+
+def test_modules_of_one_list_are_one_row_where_there_are_many() -> None:
+    entries = [
+        Entry("t.py", 4, 1, f"Net.layers.{at}.experts.{one}.up", "MulBackward0", 10 + at, 1, op="mul")
+        for at in range(20)
+        for one in range(2)
+    ]
+    entries += [Entry("t.py", 4, 1, "Net.head.0", "AddmmBackward0", 5, 1)]
+    row, last = table(Ledger(tuple(entries))).splitlines()[-2:]
+    assert row.split() == ["780", "B", "99.4%", "t.py:4", "Net.layers.0-19.experts.0-1.up", "mul"]
+    assert last.split() == ["5", "B", "0.6%", "t.py:4", "Net.head.0"]
+    assert sum(one.bytes for one in entries) == Ledger(tuple(entries)).bytes == 785
+    assert "Net.layers.19.experts.1.up" in table(Ledger(tuple(entries[-MOST:])))
 
 
 def test_what_a_program_wrote_does_not_act_on_the_terminal() -> None:

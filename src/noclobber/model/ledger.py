@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -96,6 +96,31 @@ class Ledger:
     def buffers(self) -> int:
         """The bytes of the buffers of modules among the saves."""
         return sum(one.bytes for one in self.entries if one.buffer)
+
+
+MOST = 30
+"""How many entries are shown, each by itself."""
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""Where a module stands in a list of modules."""
+
+
+def shown(ledger: Ledger) -> list[Entry]:
+    """Return what the saves keep alive, the largest first. Of more than `MOST` entries, those of modules that differ
+    only in where they stand in lists are one: "Model.layers.0-79.mlp"."""
+    if len(ledger.kept) <= MOST:
+        return ledger.kept
+    alike: dict[tuple[object, ...], list[Entry]] = {}
+    for one in ledger.kept:
+        alike.setdefault((one.path, one.line, one.node, one.op, _INDEX.sub("*", one.module)), []).append(one)
+    return sorted(map(_as_one, alike.values()), key=lambda one: -one.bytes)
+
+
+def _as_one(alike: list[Entry]) -> Entry:
+    places = [set(map(int, each)) for each in zip(*(_INDEX.findall(one.module) for one in alike), strict=True)]
+    spans = iter([f"{min(at)}-{max(at)}" if len(at) > 1 else f"{min(at)}" for at in places])
+    module = _INDEX.sub(lambda _: next(spans), alike[0].module)
+    size, count = sum(one.bytes for one in alike), sum(one.storages for one in alike)
+    return replace(alike[0], module=module, bytes=size, storages=count)
 
 
 _BLOCK = re.compile(r"(.+?)\.(\d+)\.")

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from noclobber.model.ledger import Entry, Ledger, Peak, repeated
+from noclobber.model.ledger import MOST, Entry, Ledger, Peak, repeated, shown
 from noclobber.model.units import counted, share, size
 from noclobber.render.fit import CUT
 from noclobber.render.text import GAP, filled, one_line, place_of_line, row_of, widths_of
 
 LINE, MODULE, SOURCE = 2, 3, 5
 """Columns: the first with words, and those that may be shortened."""
-MOST = 30
-"""How many rows the table has; one more sums up the rest."""
-
-
 NARROWEST = 16
 """Cells that a module and a source keep where a row is too wide. Below that, columns are left out."""
 
 
 def table(ledger: Ledger, width: int | None = None) -> str:
-    """The sum and when it was reached, then a row for each line, module and operator; every line ends in a newline.
+    """The sum and when it was reached, then a row for each line, module and operator, `MOST` of them, and one that sums
+    up the rest; every line ends in a newline.
 
     With a width, words are broken there, and rows have shorter columns, or fewer.
     """
-    kept = ledger.kept
+    kept = shown(ledger)
     lines = summary(ledger)
     if width is not None:
         lines = [part for line in lines for part in filled(line, width, below="  ")]

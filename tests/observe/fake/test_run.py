@@ -104,6 +104,18 @@ def test_what_the_peak_is_made_of():
     assert peak.activations >= 4_000_000
 
 
+def test_frozen_parameters_and_those_that_are_moved_are_parameters_at_the_peak():
+    with noclobber.fake(device="cuda:H100") as block:
+        net = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(1000, 10, bias=False))
+        net[0].requires_grad_(False)
+        net.to("cuda")
+        optimizer = torch.optim.SGD(net[1].parameters(), lr=0.1)
+        net(torch.randn(5, 1000, device="cuda")).sum().backward()
+        optimizer.step()
+    parameters = {one.device: one.parameters for one in block.peaks}
+    assert parameters == {"cuda:0": 4_040_000, "cpu": 4_040_000}
+
+
 def test_a_run_that_cannot_begin_leaves_everything_as_it_was(monkeypatch):
     def fails(*_):
         raise OSError("no rank")

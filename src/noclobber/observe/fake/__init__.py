@@ -8,7 +8,7 @@ cuda        what `torch.cuda` answers then
 classes     `torch.cuda.FloatTensor` and its like, of older programs
 autocasts   `torch.autocast` for the played device
 kernels     dropout, attention and optimizers as a GPU computes them
-modules     gives modules from before the run their tensors back
+modules     says what parameters are, and gives modules from before the run their tensors back
 cudnn       recurrent layers and cells as a GPU computes them
 cublas      the workspaces for products of matrices
 norms       the dtype of what norms keep

@@ -166,12 +166,13 @@ def _entry(place: Place | None, module: str, node: str, lives: Lives, size: int,
 
 
 def _lives(tensor: torch.Tensor | None, key: int, modules: Sequence[torch.nn.Module]) -> Lives:
-    """Return what lives without the save too: a leaf that requires a gradient, or a buffer, and the views of both.
+    """Return what lives without the save too: a leaf that requires a gradient, a parameter that is frozen, or a buffer,
+    and the views of these.
 
     A buffer is one of a module that is being called, or of a module inside the innermost one. `key` is the storage's.
     """
     whole = tensor._base if tensor is not None and tensor._base is not None else tensor
-    if whole is None or whole.requires_grad:
+    if whole is None or whole.requires_grad or isinstance(whole, torch.nn.Parameter):
         return "parameter" if whole is not None and whole.is_leaf else ""
     outer = itertools.chain.from_iterable(one.buffers(recurse=False) for one in modules[:-1])
     inner = itertools.chain.from_iterable(one.buffers() for one in modules[-1:])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from noclobber.model.ledger import Entry, Ledger
+from noclobber.model.ledger import Entry, Ledger, shown
 from noclobber.model.units import share, size
 from noclobber.render.ledger import place_of, summary
 from noclobber.render.text import one_line
@@ -21,7 +21,7 @@ Tile = tuple[float, float, float, float]
 
 def kept_for_backward(ledger: Ledger) -> str:
     """Return the section about what is kept, the largest first. Parameters and buffers live anyway, and are no part."""
-    kept = ledger.kept
+    kept = shown(ledger)
     said = "".join(f"<p>{escape(one)}</p>" for one in summary(ledger))
     return f"<section id='kept'><h2>Kept for backward</h2>{said}{_maps(kept)}{_table(kept)}</section>" if kept else said
 
