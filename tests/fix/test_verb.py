@@ -317,7 +317,12 @@ def test_a_file_elsewhere_has_a_next_step_and_a_short_name(tmp_path, monkeypatch
     (tmp_path / "a.py").write_text("x = 1\n")
     fixed = told(mending(tmp_path / "a.py"), ["../a.py"], writing=False, unproven=False)
     assert fixed.words[0].startswith("NC101 ../a.py:1: ")
-    assert fixed.words[-1] == "next: noclobber fix -o fix.patch ../a.py"
+    assert fixed.next == "noclobber fix -o fix.patch ../a.py"
+    fixed.kept_in("fix.patch")
+    assert fixed.next == "patch -d .. -p1 < fix.patch"
+    (tmp_path / "here" / "fix.patch").write_text(fixed.diff)
+    subprocess.run(["git", "apply", "here/fix.patch"], cwd=tmp_path, check=True)
+    assert (tmp_path / "a.py").read_text() == "x = 2\n"
 
 
 def test_the_patch_goes_to_a_file(tmp_path):
@@ -325,7 +330,7 @@ def test_the_patch_goes_to_a_file(tmp_path):
     (tmp_path / "program.py").write_bytes(b"# -*- coding: latin-1 -*-\n" + (tmp_path / "program.py").read_bytes())
     done = noclobber(["fix", "-o", "fix.patch", "program.py"], tmp_path)
     assert (done.status, done.stdout) == (0, "")
-    assert done.stderr.splitlines()[-1] == "noclobber: the patch is in fix.patch"
+    assert done.stderr.splitlines()[-2:] == ["noclobber: the patch is in fix.patch", "next: patch -p1 < fix.patch"]
     subprocess.run(["git", "apply", "fix.patch"], cwd=tmp_path, check=True)
     assert b"h = h + 1" in (tmp_path / "program.py").read_bytes()
     nowhere = noclobber(["fix", "-o", "no/fix.patch", "program.py"], tmp_path)
@@ -354,7 +359,7 @@ def test_what_to_do_next_is_what_writes_it(tmp_path, monkeypatch, level, options
     (tmp_path / "a.py").write_text("x = 1\n")
     done = mending(tmp_path / "a.py")
     done.repairs = [replace(one, level=level) for one in done.repairs]
-    assert told(done, ["a.py"], writing=False, unproven=False).words[-1] == f"next: noclobber fix {options} a.py"
+    assert told(done, ["a.py"], writing=False, unproven=False).next == f"noclobber fix {options} a.py"
 
 
 def test_a_patch_that_could_not_be_compared_is_shown_for_reading_only(tmp_path, monkeypatch):
@@ -367,7 +372,7 @@ def test_a_patch_that_could_not_be_compared_is_shown_for_reading_only(tmp_path, 
     assert (fixed.status, fixed.diff) == (1, "")
     assert [line for line in fixed.lines(None) if "x = " in line] == ["      -x = 1", "      +x = 2"]
     assert len([line for line in fixed.words if line.startswith(one.finding.code)]) == 1
-    assert fixed.words[-1] == "next: noclobber fix --write --unproven a.py"
+    assert fixed.next == "noclobber fix --write --unproven a.py"
 
 
 def test_a_file_that_changed_meanwhile_is_not_written(tmp_path, monkeypatch):

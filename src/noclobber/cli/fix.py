@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from noclobber.cli.meant import file_like
 from noclobber.cli.output import file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
@@ -89,7 +90,8 @@ def carry_out(options: argparse.Namespace) -> int:
                 given=given_of(options),
             )
     except (CannotFix, SelectionError) as reason:
-        return refuse(str(reason))
+        close = file_like(options.program[0])
+        return refuse(f"{reason}; did you mean {close}?" if close else str(reason))
     except KeyboardInterrupt:
         say("noclobber: interrupted; nothing was changed")
         return INTERRUPTED
@@ -98,7 +100,7 @@ def carry_out(options: argparse.Namespace) -> int:
             say(f"noclobber: cannot write `{options.output}`: {why}; the patch follows")
             output = ""
         else:
-            fixed.words.append(f"noclobber: the patch is in {options.output}")
+            fixed.kept_in(options.output)
     try:
         if not output:
             _show_patch(fixed.diff)

@@ -37,18 +37,32 @@ class CannotFix(Exception):
 
 @dataclass(slots=True)
 class Fixed:
-    """`diff` is the patch for stdout, if it is proven or checked. `words` are the lines of the summary.
-
-    `status` is the exit status.
+    """`diff` is the patch for stdout, if it is proven or checked. `words` are the lines of the summary, and `next` the
+    command that does what they say; `applying` does it with a file that has the patch. `status` is the exit status.
     """
 
     status: int
     diff: str = ""
     words: list[str] = field(default_factory=list)
+    next: str = ""
+    applying: str = ""
+
+    def shows(self, patch: Patch) -> None:
+        """Take a patch for stdout. Raises CannotFix."""
+        folder = _folder(patch)
+        self.diff = "".join(_diffs(patch))
+        there = f" -d {typed([_from_here(folder)])}" if folder != os.path.realpath(os.getcwd()) else ""
+        self.applying = f"patch{there} -p1"
+
+    def kept_in(self, path: str) -> None:
+        """Say that the patch is in a file."""
+        self.words.append(f"noclobber: the patch is in {path}")
+        if self.next:
+            self.next = f"{self.applying} < {typed([path])}"
 
     def lines(self, width: int | None) -> Iterator[str]:
         """Yield the lines of the summary. With a width, words are broken there; commands and patches never are."""
-        for text in self.words:
+        for text in [*self.words, *([f"{NEXT} {self.next}"] if self.next else [])]:
             if width is None or "\n" in text or text.startswith((NEXT, CHANGED)) or not text:
                 yield from text.split("\n")
             else:
@@ -191,7 +205,7 @@ def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fi
     for hint, why in done.withdrawn:
         fixed.words += [_line(hint), f"  withdrawn: {why}"]
     peak = f" (measured: {size(done.peak)})" if done.peak is not None else ""
-    fixed.diff = "".join(_diffs(done.patch))
+    fixed.shows(done.patch)
     if not done.applied:
         fixed.words.append(f"noclobber: no in-place write lowers the peak of memory{peak}")
         return fixed
@@ -202,7 +216,7 @@ def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fi
         _write_patch(done.patch, fixed)
     else:
         how = f"-o {PATCH}" if _outside(done.patch) else "--write"
-        fixed.words.append(f"{NEXT} noclobber fix --hints {how} {typed(words)}")
+        fixed.next = f"noclobber fix --hints {how} {typed(words)}"
     return fixed
 
 
@@ -283,7 +297,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
         fixed.words.append(f"another process has one more write that breaks a gradient: {done.elsewhere}")
     sure = all(one.level is not Level.UNPROVEN for one in done.repairs)
     if sure:
-        fixed.diff = "".join(_diffs(done.patch))
+        fixed.shows(done.patch)
     else:
         severe = any(selection.is_severe(one.finding) for one in done.repairs)
         fixed.status = int(bool(fixed.status) or (severe and not unproven))
@@ -292,7 +306,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
     if writing and done.patch.after:
         _write(done, fixed, sure or unproven)
     elif options := _next(done, sure):
-        fixed.words.append(f"{NEXT} noclobber fix {options} {typed(words)}")
+        fixed.next = f"noclobber fix {options} {typed(words)}"
     return fixed
 
 
@@ -391,9 +405,19 @@ def _is_ours(path: str) -> bool:
     return path.startswith(folder) and owner_of(path) is Owner.USER
 
 
-def _diffs(patch: Patch) -> list[str]:
+def _folder(patch: Patch) -> str:
+    """Return where a patch is applied, as its paths begin there: the current folder, or one above that has all files."""
+    here = os.path.realpath(os.getcwd())
     try:
-        return [diff(patch.before[path], patch.after[path], _from_here(path)) for path in patch.after]
+        return os.path.commonpath([here, *map(os.path.dirname, patch.after)])
+    except ValueError:  # on another drive
+        return here
+
+
+def _diffs(patch: Patch) -> list[str]:
+    folder = _folder(patch)
+    try:
+        return [diff(patch.before[path], patch.after[path], _from(path, folder)) for path in patch.after]
     except Misfit as error:
         raise CannotFix(f"cannot show the patch: {error}") from None
 
@@ -404,11 +428,16 @@ def _shown(path: str) -> str:
 
 def _from_here(path: str) -> str:
     """Return a path from the current folder, unless that is longer."""
-    try:
-        near = os.path.relpath(os.path.realpath(path), os.path.realpath(os.getcwd()))
-    except ValueError:  # on another drive
-        return path
+    near = _from(os.path.realpath(path), os.path.realpath(os.getcwd()))
     return near if len(near) < len(path) or not near.startswith(os.pardir) else path
+
+
+def _from(path: str, folder: str) -> str:
+    """Return a path from a folder; as it is if it is on another drive."""
+    try:
+        return os.path.relpath(path, folder)
+    except ValueError:
+        return path
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:

@@ -139,7 +139,7 @@ def _end_of(line: str) -> str:
 
 
 def diff(before: Source, after: Source, shown: str) -> str:
-    """A unified diff that `patch -p1` and `git apply` take; `shown` is the path from the current folder.
+    """A unified diff that `patch -p1` and `git apply` take; `shown` is the path from where they run.
 
     Its bytes are those of the files: bytes that are not UTF-8 are in it as `surrogateescape` has them. Raises Misfit.
     """
