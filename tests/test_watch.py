@@ -394,6 +394,11 @@ def test_each_repr_is_one_line():
         "<noclobber.Report: 1 finding in 1 backward call>",
         "<noclobber.Ledger: 12 B in 1 storage>",
     ]
+    with contextlib.suppress(RuntimeError), noclobber.watch() as stopped:
+        y = torch.ones(3, requires_grad=True).exp()
+        y.mul_(2)
+        y.sum().backward()
+    assert repr(stopped) == "<noclobber.watch: 1 finding in 1 backward call>", "the call that raised"
     with noclobber.preserve() as kept:
         pass
     assert repr(kept) == "<noclobber.preserve: nothing had to be kept>"

@@ -25,8 +25,9 @@ class PrintedReport(Report):
         return render.part(self)
 
     def counted(self) -> str:
-        """Return "1 finding in 12 backward calls"."""
-        return f"{counted(len(self.findings), 'finding')} in {calls_in_words(self.coverage.backwards)}"
+        """Return "1 finding in 12 backward calls"; those that raised an error are among them."""
+        calls = calls_in_words(self.coverage.backwards + self.coverage.raised)
+        return f"{counted(len(self.findings), 'finding')} in {calls}"
 
 
 class PrintedLedger(Ledger):

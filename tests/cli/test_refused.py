@@ -72,6 +72,7 @@ def test_what_is_no_program_ends_as_under_python(tmp_path: Path, words: list[str
 
 MEANT = {
     "a file": (["run", "ran"], "noclobber: did you mean `ran.py`?"),
+    "a program to fix": (["fix", "rna.py"], "No such file or directory; did you mean `ran.py`?"),
     "a report": (["report", "repotr.json"], "No such file or directory; did you mean `report.json`?"),
     "an option": (["run", "--formt", "json", "ran.py"], "unrecognized arguments: --formt; did you mean `--format`?"),
     "a verb": (["rnu", "ran.py"], "; did you mean `run`?"),
@@ -88,6 +89,11 @@ def test_a_slip_of_the_pen_is_named(tmp_path: Path, words: list[str], said: str)
     ended = noclobber(words, tmp_path)
     assert said in ended.stderr.splitlines()[-1]
     assert (ended.stdout, ended.status) == ("", 2)
+
+
+def test_a_report_is_not_meant_where_a_program_is(tmp_path: Path) -> None:
+    write(tmp_path, {"ran.py": "print('ran')", "report.json": "{}"})
+    assert "did you mean" not in noclobber(["run", "repotr.py"], tmp_path).stderr
 
 
 def write_no_programs(folder: Path) -> None:
@@ -143,6 +149,8 @@ def test_one_clear_line(tmp_path: Path, words: list[str], line: str) -> None:
         ["run", "--form", "json", "ran.py"],
         ["run", "--unknown", "ran.py"],
         ["run", "-o"],
+        ["run", "-o", "ran.py", "ran.py"],
+        ["fix", "-o", "ran.py", "ran.py"],
         ["report"],
         ["report", "a", "b"],
         ["nonesuch"],
@@ -156,6 +164,7 @@ def test_bad_options(tmp_path: Path, words: list[str]) -> None:
     assert ended.stderr.startswith("usage: noclobber")
     assert ": error: " in ended.stderr
     assert (ended.stdout, ended.status) == ("", 2)
+    assert (tmp_path / "ran.py").read_text() == "print('ran')"
 
 
 def test_nothing_asked_for_prints_the_help(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_width() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo terminal")
-@pytest.mark.parametrize(("columns", "expected"), [(200, 200), (95, 95), (50, 50), (0, None)])
+@pytest.mark.parametrize(("columns", "expected"), [(200, 200), (95, 95), (50, 50), (0, 80)])
 def test_width_of_a_terminal(columns: int, expected: int | None) -> None:
     import fcntl
     import struct

@@ -14,10 +14,15 @@ def like(word: str, known: Iterable[str]) -> str:
 
 def file_like(path: str) -> str:
     """Return the names of files that are close to one that is not there; empty if it is there, or for nothing."""
+    if path.startswith("-"):  # an option, or stdin
+        return ""
     folder, name = os.path.split(path)
     try:
         beside = [] if os.path.exists(path) else os.listdir(folder or os.curdir)
     except (OSError, ValueError):
         beside = []
+    stem, ending = os.path.splitext(name)
+    if alike := [one for one in beside if one.endswith(ending)]:
+        beside = alike
     stems = {os.path.splitext(one)[0]: os.path.join(folder, one) for one in beside}  # endings are alike anyway
-    return " or ".join(f"`{stems[one]}`" for one in get_close_matches(os.path.splitext(name)[0], stems, n=2))
+    return " or ".join(f"`{stems[one]}`" for one in get_close_matches(stem, stems, n=2))

@@ -43,9 +43,11 @@ def settle_format(options: argparse.Namespace) -> None:
 
 
 def file_name(text: str) -> str:
-    """Return the value of `-o`."""
+    """Return the value of `-o`, which is no program: that would be lost."""
     if text == "-":
         raise argparse.ArgumentTypeError("`-` is not a file: leave `-o` out, or write `./-`")
+    if text.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"`{text}` is the name of a program, and would be overwritten")
     return text
 
 

@@ -118,7 +118,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         status = run.status if run.in_child else _reported(run, options, words, output, selection)
     except NotAProgram as reason:
         status = end_as_python(words, reason)
-        if not words[0].startswith("-") and (close := file_like(words[0])):
+        if close := file_like(words[0]):
             put(f"noclobber: did you mean {close}?\n", run.stderr)
         return status
     except KeyboardInterrupt:

@@ -19,14 +19,17 @@ def wanted(stream: IO[str] | None, environ: Mapping[str, str]) -> bool:
 
 
 def width_of(stream: IO[str] | None, environ: Mapping[str, str]) -> int | None:
-    """Return the cells of a line: what COLUMNS says, or else the terminal. None if the stream is no terminal."""
+    """Return the cells of a line: what COLUMNS says, or else the terminal. None if the stream is no terminal.
+
+    A terminal that does not know its width has 80 cells, as `shutil.get_terminal_size` says.
+    """
     asked = environ.get("COLUMNS", "")
     if asked.isdecimal() and int(asked):
         return int(asked)
     if stream is None or not _is_terminal(stream):
         return None
     try:
-        return os.get_terminal_size(stream.fileno()).columns or None
+        return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):  # a stand-in that says it is a terminal and has no descriptor of one
         return None
 
