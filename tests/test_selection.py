@@ -31,9 +31,10 @@ def test_codes_and_beginnings_of_codes() -> None:
     assert left(report, Selection(select=("NC2",))) == ["NC201", "NC208"]
     assert left(report, Selection(ignore=("NC208", "NC3"))) == ["NC101", "NC201"]
     assert left(report, Selection(select=("NC2",), ignore=("NC208",))) == ["NC201"]
-    hidden = selected(report, Selection(select=("NC2",))).suppressed
+    hidden = selected(report, Selection(select=("NC2",), ignore=("NC208",))).suppressed
     assert [(one.finding.code, one.kind, one.reason) for one in hidden] == [
         ("NC101", "external", "not selected"),
+        ("NC208", "external", "ignored"),
         ("NC301", "external", "not selected"),
     ]
 

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
+from noclobber.meant import like
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report, Suppressed
 from noclobber.model.units import counted
@@ -31,7 +32,7 @@ FAIL_ON = {"error": ("error",), "warning": ("error", "warning"), "never": ()}
 """What `--fail-on` takes, and the severities that then end a command with status 1."""
 _KEYS = {"select": list, "ignore": list, "per-file-ignores": dict, "baseline": str, "fail-on": str}
 _KINDS = {list: "a list", dict: "a table", str: "text"}
-_KNOWN, _NOT_SELECTED, _IN_FILE = "in the baseline", "not selected", "ignored in their file"
+_KNOWN, _IGNORED, _NOT_SELECTED, _IN_FILE = "in the baseline", "ignored", "not selected", "ignored in their file"
 """The reasons of findings that no comment keeps out."""
 
 
@@ -64,7 +65,13 @@ class Selection:
 
     def has(self, code: str) -> bool:
         """Return True if findings of a code count."""
-        return (not self.select or code.startswith(self.select)) and not code.startswith(self.ignore or ("-",))
+        return not self.why_not(code)
+
+    def why_not(self, code: str) -> str:
+        """Return why findings of a code do not count; empty if they do."""
+        if code.startswith(self.ignore or ("-",)):
+            return _IGNORED
+        return _NOT_SELECTED if self.select and not code.startswith(self.select) else ""
 
     def has_in_file(self, finding: Finding) -> bool:
         """Return True if findings of a code count in the file of this one."""
@@ -103,6 +110,8 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
 
     Names of rules ("untracked-write") stand for their codes; small letters do too.
     """
+    from noclobber.rules import catalogue
+
     parts = (
         [part.strip() for part in text.strip().removesuffix(",").split(",")] if isinstance(text, str) else list(text)
     )
@@ -110,8 +119,10 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
     for part in parts:
         code = _beginning(part) if isinstance(part, str) else None
         if code is None:
+            close = like(str(part), (name for one in catalogue() for name in (one.code, one.name)))
+            meant = f"; did you mean {close}?" if close else ""
             raise SelectionError(
-                f"{where}: '{part}' is neither a code such as NC208 nor the beginning of one such as NC2"
+                f"{where}: '{part}' is neither a code such as NC208 nor the beginning of one such as NC2{meant}"
             )
         found.append(code)
     return tuple(found)
@@ -188,8 +199,8 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
     known = Counter({key: count for key, count in written.items() if selection.has(key[0])})
     left, out = [], list(report.suppressed)
     for finding in report.findings:
-        if not selection.has(finding.code):
-            out.append(Suppressed(finding, "external", _NOT_SELECTED))
+        if why := selection.why_not(finding.code):
+            out.append(Suppressed(finding, "external", why))
         elif (reason := _commented(finding)) is not None:
             out.append(Suppressed(finding, "inSource", reason))
         elif not selection.has_in_file(finding):

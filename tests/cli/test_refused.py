@@ -78,6 +78,7 @@ MEANT = {
     "a verb": (["rnu", "ran.py"], "; did you mean `run`?"),
     "a format": (["run", "-f", "ful", "ran.py"], "; did you mean `full`?"),
     "a code": (["explain", "NC110"], "; did you mean `NC"),
+    "a rule that counts": (["run", "--select", "silnt-write", "ran.py"], "; did you mean `silent-write`"),
     "a rule": (["explain", "stale-safe"], "; did you mean `stale-save`"),
     "an operator": (["explain", "sigmoidd"], "; did you mean `torch.sigmoid`"),
 }

@@ -20,7 +20,7 @@ def test_what_is_ignored_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": PROGRAM})
     ignored = noclobber(["run", "--ignore", "NC201", "train.py"], tmp_path)
     assert ignored.status == 0
-    assert ignored.stderr.endswith(" (left out: 1 not selected)\n")
+    assert ignored.stderr.endswith(" (left out: 1 ignored)\n")
     write(tmp_path, {"pyproject.toml": '[tool.noclobber]\nignore = ["NC2"]\n'})
     assert noclobber(["run", "train.py"], tmp_path).status == 0
     shown = noclobber(["run", "--ignore", "NC1", "--format", "concise", "train.py"], tmp_path)

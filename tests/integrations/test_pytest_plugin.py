@@ -203,7 +203,7 @@ def test_comments_and_settings_count_here_too(pytester: pytest.Pytester) -> None
     pytester.makefile(".toml", pyproject='[tool.noclobber]\nignore = ["silent-write"]\n')
     ignored = suite(pytester, tests, "--noclobber")
     ignored.assert_outcomes(passed=3)
-    ignored.stdout.fnmatch_lines(["noclobber: watched 3 tests: nothing found*(left out: 2 not selected)"])
+    ignored.stdout.fnmatch_lines(["noclobber: watched 3 tests: nothing found*(left out: 2 ignored)"])
     pytester.makefile(".toml", pyproject='[tool.noclobber]\nignored = ["NC201"]\n')
     refused = suite(pytester, tests, "--noclobber")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR

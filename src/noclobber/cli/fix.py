@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from noclobber.cli.meant import file_like
 from noclobber.cli.output import file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selection_of
+from noclobber.meant import file_like
 from noclobber.render.color import wanted, width_of
 from noclobber.render.text import real, visible
 

@@ -7,8 +7,8 @@ import re
 import sys
 from typing import NoReturn, TypeAlias
 
-from noclobber.cli.meant import like
 from noclobber.cli.printing import REFUSED, cut, out, say
+from noclobber.meant import like
 
 
 def split(words: list[str], verb: Parser) -> tuple[list[str], list[str]]:

@@ -8,11 +8,11 @@ import sys
 from dataclasses import replace
 
 from noclobber.cli.beside import checked, counts, notes
-from noclobber.cli.meant import file_like
 from noclobber.cli.output import add_format, file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
 from noclobber.cli.selecting import add_selection, selected_of, selection_of
+from noclobber.meant import file_like
 from noclobber.render.text import real
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import checked, counts, crashed, killed, notes
 from noclobber.cli.faking import add_fake, order_of
-from noclobber.cli.meant import file_like
 from noclobber.cli.output import SEPARATORS, add_format, file_name, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
+from noclobber.meant import file_like
 from noclobber.render.text import real, visible
 
 if TYPE_CHECKING:

@@ -406,7 +406,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _folder(patch: Patch) -> str:
-    """Return where a patch is applied, as its paths begin there: the current folder, or one above that has all files."""
+    """Return where a patch is applied, and where its paths begin: here, or above where all files are."""
     here = os.path.realpath(os.getcwd())
     try:
         return os.path.commonpath([here, *map(os.path.dirname, patch.after)])
