@@ -155,6 +155,24 @@ def test_two_nodes_fail_on_what_is_new_only(tmp_path: Path) -> None:
     assert noclobber(["report", "--baseline", "known.json", "new/"], tmp_path).status == 1
 
 
+def test_nodes_may_have_their_files_in_folders_of_their_own(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("node", "other", "gate")]
+    for place in places:
+        write(place, {"src/train.py": PROGRAM})
+        noclobber(["run", "--fail-on", "never", "-o", f"{tmp_path}/found/", "src/train.py"], place)
+    *nodes, gate = places
+    updating = ["run", "--baseline", "known.json", "--update-baseline", "src/train.py"]
+    assert noclobber(updating, gate).status == 0
+    shown = noclobber(["report", "-f", "concise", "../found"], gate)
+    assert (shown.status, shown.stdout.count("\n")) == (1, 1)
+    assert shown.stdout.startswith("src/train.py:4:1: NC201 ")
+    assert noclobber(["report", "--baseline", "known.json", "../found"], gate).status == 0
+    for place in nodes:
+        write(place, {"src/train.py": PROGRAM + "z = x.exp()\n    z.data.add_(1)\n    z.sum().backward()\n"})
+        noclobber(["run", "--fail-on", "never", "-o", "new.json", "src/train.py"], place)
+        assert noclobber(["report", "--baseline", "known.json", "../node/new.json"], gate).status == 1
+
+
 def test_the_ending_of_a_file_chooses_the_format(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": PROGRAM})
     begins = {

@@ -177,6 +177,12 @@ def test_a_process_that_becomes_another_program_is_that_one(tmp_path: Path) -> N
     assert report.processes[2].parent == first.id
 
 
+def test_each_machine_may_begin_a_run_of_its_own(tmp_path: Path) -> None:
+    for host in (HERE, "elsewhere"):
+        Written(tmp_path, 10, host, run=host).watched().ended()
+    assert report_of(str(tmp_path)).coverage.notes == ()
+
+
 def test_only_one_run_is_reported_if_that_is_asked(tmp_path: Path) -> None:
     for number, run in ((10, "old"), (11, "new")):
         written = Written(tmp_path, number, run=run).watched()

@@ -13,7 +13,7 @@ from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
 from noclobber.cli.selecting import add_selection, selected_of, selection_of
 from noclobber.meant import file_like
-from noclobber.render.text import real
+from noclobber.render.text import current_folder, real
 
 
 def add(verbs: Verbs) -> None:
@@ -37,6 +37,7 @@ def add(verbs: Verbs) -> None:
 
 def carry_out(options: argparse.Namespace) -> int:
     """`noclobber report`: a saved report in any format, on stdout or in a file."""
+    from noclobber.model.checkout import in_checkout
     from noclobber.model.report import Report, ReportError
     from noclobber.processes import leftover
     from noclobber.reading import Unreadable, text_of
@@ -52,10 +53,10 @@ def carry_out(options: argparse.Namespace) -> int:
             from noclobber.processes.merging import report_of
             from noclobber.session import Session
 
-            report = report_of(options.file)
+            report = report_of(options.file, checkout=current_folder())
             report = replace(report, findings=Session().advised(report.findings))
         else:
-            report = Report.from_json(text_of(options.file, "report"))
+            report = in_checkout(Report.from_json(text_of(options.file, "report")), current_folder())
     except (OSError, ReportError, Unreadable) as error:
         close = file_like(options.file)
         hint = f"; did you mean {close}?" if close else ""

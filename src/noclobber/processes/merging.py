@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from noclobber.model.checkout import in_checkout
 from noclobber.model.finding import Finding
 from noclobber.model.process import Process, ranks_of, together
 from noclobber.model.report import (
@@ -159,6 +160,16 @@ class _Findings:
             self.places.setdefault(same, []).append(file)
         counts[same] = max(int(keys[3]), counts.get(same, 0))
 
+    def merged(self, checkout: str) -> Iterable[tuple[Finding, list[tuple[int, str]]]]:
+        """Return each finding, with the files and keys that tell it. At the files of a checkout, equal ones are one."""
+        here = in_checkout(tuple(self.found.values()), checkout)
+        made: dict[object, tuple[Finding, list[tuple[int, str]]]] = {}
+        for same, finding in zip(self.found, here, strict=True):
+            known, places = made.get(finding.identity(), (finding, []))
+            whole = known if known is finding else known.with_facts_of(finding)
+            made[finding.identity()] = whole, [*places, *((number, same) for number in self.places[same])]
+        return made.values()
+
 
 def files_in(folder: str) -> list[str]:
     """Return the files of processes in a folder, the oldest first. Raises OSError if it cannot be read."""
@@ -180,10 +191,11 @@ def first_of(folder: str) -> First | None:
     return None
 
 
-def report_of(folder: str, run: str = "") -> Report:
+def report_of(folder: str, run: str = "", checkout: str = "") -> Report:
     """Return the report of all processes whose files are in a folder; with `run`, only those of one run.
 
-    Findings show all that the rules propose.
+    With `checkout`, places in other checkouts of the same files are places in this one. Findings show all that the
+    rules propose.
 
     Raises OSError if the folder cannot be read, and ReportError if a file cannot, or if none is of a process.
     """
@@ -200,9 +212,9 @@ def report_of(folder: str, run: str = "") -> Report:
     shown = tuple(one for number, one in enumerate(processes) if number not in gone) + tuple(unwatched)
     several = sum(one.counts for one in shown) > 1
     merged = []
-    for same, finding in findings.found.items():
-        seen_by = [processes[number] for number in findings.places[same]]
-        count = sum(read[number].counts[same] for number in findings.places[same])
+    for finding, places in findings.merged(checkout):
+        seen_by = [processes[number] for number, _ in places]
+        count = sum(read[number].counts[same] for number, same in places)
         merged.append(replace(finding.repeated(count), processes=tuple(one.id for one in seen_by)))
         if several:
             merged[-1] = replace(merged[-1], notes=(*finding.notes, f"seen {together(seen_by)}"))
@@ -392,12 +404,16 @@ def _may_import_torch(process: Process) -> bool:
 
 def _are_several(read: Sequence[_Read]) -> bool:
     """Return True if the files are of several runs. On several machines each rank or node may begin a run of its own:
-    then no two of these have the same rank."""
-    ranks: dict[str, set[object]] = {}
+    then no two of these have the same rank or, without ranks, the same host."""
+    ranks: dict[str, set[int | str]] = {}
     for one in read:
-        ranks.setdefault(one.first.run, set()).add(one.who.rank)
-    seen = Counter(rank for of_run in ranks.values() for rank in (of_run - {None} or of_run))
+        ranks.setdefault(one.first.run, set()).add(one.first.host if one.who.rank is None else one.who.rank)
+    seen = Counter(one for of_run in ranks.values() for one in ({*filter(_is_rank, of_run)} or of_run))
     return any(times > 1 for times in seen.values())
+
+
+def _is_rank(one: int | str) -> bool:
+    return isinstance(one, int)
 
 
 def _named(process: Process) -> str:
