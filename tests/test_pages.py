@@ -166,6 +166,11 @@ def test_the_pages_become_a_site(tmp_path: Path) -> None:
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=.https?:", "".join(site.values())), (
         "nothing comes from elsewhere"
     )
+    linked = {
+        path: re.findall(r'href="([^":#]+)[#"]', path.read_text()) for path in (tmp_path / "site").glob("**/index.html")
+    }
+    lost = [(path.parent.name, link) for path in linked for link in linked[path] if not (path.parent / link).exists()]
+    assert not lost, "each link leads somewhere"
     assert json.loads((tmp_path / "site" / "report.schema.json").read_text())["$schema"]
 
 
