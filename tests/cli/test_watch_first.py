@@ -32,6 +32,14 @@ def test_only_the_first_backward_calls_are_watched(tmp_path: Path) -> None:
     assert ended.status == 1
 
 
+def test_a_stream_of_json_gets_one_document(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": FIRST})
+    ended = noclobber(["run", "--watch-first", "2", "-f", "json", "train.py"], tmp_path)
+    assert json.loads(ended.stderr)["coverage"]["backwards"] == 2
+    early = noclobber(["run", "--watch-first", "2", "-f", "concise", "train.py"], tmp_path)
+    assert early.stderr.count("train.py:6:9: NC201 ") == 2
+
+
 def test_a_right_program_is_not_called_right_as_a_whole(tmp_path: Path) -> None:
     code = "import torch\nfor _ in range(4): torch.ones(3, requires_grad=True).exp().sum().backward()"
     ended = noclobber(["run", "--watch-first", "3", "-c", code], tmp_path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import checked, counts, crashed, killed, notes
 from noclobber.cli.faking import add_fake, order_of
-from noclobber.cli.output import SEPARATORS, add_format, file_name, unusable, unwritable, unwritten
+from noclobber.cli.output import DOCUMENTS, SEPARATORS, add_format, file_name, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
@@ -129,9 +129,14 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
 
 
 def _early(run: Run, report: Report, options: argparse.Namespace, output: str | None, selection: Selection) -> None:
-    """Report on a program that goes on unwatched. The same report comes again at its end."""
+    """Report on a program that goes on unwatched. The same report comes again at its end.
+
+    A program that reads a stream of JSON, XML or a page expects one document there, and gets it at the end.
+    """
     from noclobber.selection import selected
 
+    if output is None and options.format in DOCUMENTS:
+        return
     _deliver(selected(report, selection, must_exist=False), run, options, output)
 
 
