@@ -111,6 +111,7 @@ def test_the_action_passes_every_word_on(tmp_path: Path) -> None:
         ({"program": "train.py", "options": 'a"'}, "cannot split `options` into words: no closing quotation"),
         ({"program": "train.py", "options": "--format json"}, "leave `--format` and `-o` out of `options`"),
         ({"program": "train.py", "options": "--format=json"}, "leave `--format` and `-o` out of `options`"),
+        ({"program": "train.py", "options": "-f json"}, "leave `--format` and `-o` out of `options`"),
         ({"program": "train.py", "options": "--raise -o x"}, "leave `--format` and `-o` out of `options`"),
         ({"program": "train.py", "options": "-ox"}, "leave `--format` and `-o` out of `options`"),
     ],

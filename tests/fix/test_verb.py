@@ -155,7 +155,8 @@ def test_the_settings_of_the_project_say_what_counts(tmp_path):
     noclobber(["run", "--update-baseline", "program.py"], tmp_path)
     done = noclobber(["fix", "program.py"], tmp_path)
     assert (done.status, done.stdout) == (2, "")
-    assert done.stderr.startswith("noclobber: error: the program failed: ClobberError: ")
+    left = "left out: 2 in the baseline"
+    assert done.stderr.startswith(f"noclobber: error: the program failed ({left}): ClobberError: ")
     (tmp_path / "pyproject.toml").write_text("[tool.noclobber]\nignored = []\n")
     for options in ([], ["--hints"]):
         refused = noclobber(["fix", *options, "program.py"], tmp_path)

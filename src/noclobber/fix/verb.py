@@ -253,8 +253,8 @@ def _nothing(search: Result, seconds: float) -> Fixed | None:
         return Fixed(0, words=["noclobber: nothing to fix: torch was never imported"])
     if search.ended in (Ended.RAISED, Ended.EXIT):
         reads = " (it gets no input here)" if search.error.startswith("EOFError") else ""
-        other = "" if search.left_out else ", but not because of an in-place write"
-        raise CannotFix(f"the program failed{other}: {search.error}{reads}")
+        left = f" (left out: {search.left_out})" if search.left_out else ", but not because of an in-place write"
+        raise CannotFix(f"the program failed{left}: {search.error}{reads}")
     about = [calls_in_words(search.checked)] if search.checked else []
     if search.ended is Ended.LIMIT:
         about = [f"{' '.join([*about, 'in the first'])} {seconds:g} s", "`--seconds` runs it for longer"]
