@@ -119,6 +119,19 @@ def test_github_escapes() -> None:
     )
 
 
+@pytest.mark.parametrize(("format", "file"), [("github", "file={},"), ("junit", 'file="{}"')])
+def test_paths_of_files_begin_at_the_root_of_the_repository(
+    format: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "sub"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    one = finding("NC1", "r", "m", File(str(here / "a.py"), {1: "y"}).write(1, "y", "text"))
+    assert file.format("a.py") in render(Report((one,)), format)
+    (tmp_path / ".git").mkdir()
+    assert file.format("sub/a.py") in render(Report((one,)), format)
+
+
 @pytest.mark.parametrize(("severity", "level"), [("error", "error"), ("warning", "warning"), ("hint", "notice")])
 def test_github_levels(severity: str, level: str) -> None:
     one = Finding("NC1", "r", severity, "m", ())  # type: ignore[arg-type]

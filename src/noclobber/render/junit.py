@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from noclobber.model.report import Report
 from noclobber.render.judged import failure, nothing_found, unchecked, unwatched
-from noclobber.render.text import one_line, place, shown_path
+from noclobber.render.text import from_root, one_line, place, repository, visible
 
 RIGHT = "no in-place write breaks a gradient"
 """The case of a report without findings."""
@@ -20,12 +20,12 @@ def junit(report: Report, *, color: bool = False, width: int | None = None) -> s
     that was not watched, or ran no backward, is skipped."""
     from noclobber.render import terminal
 
-    cases = []
+    cases, root = [], repository()
     for finding in report.findings:
         primary = finding.primary
         where = place(primary.span) if primary is not None else "a place that is not known"
         title = quoteattr(f"{one_line(finding.code)} {one_line(finding.rule)} at {where}")
-        file = quoteattr(shown_path(primary.span.path) if primary is not None else "")
+        file = quoteattr(visible(from_root(primary.span.path, root)) if primary is not None else "")
         text = escape(terminal.window(finding, width=width))
         message = quoteattr(one_line(finding.message))
         if finding.severity == "error":

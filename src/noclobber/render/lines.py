@@ -8,7 +8,17 @@ from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.render.diff import changes
 from noclobber.render.judged import left_out, nothing_found, unchecked
-from noclobber.render.text import FIXING, broken, fix_command, one_line, place, shown_path, visible
+from noclobber.render.text import (
+    FIXING,
+    broken,
+    fix_command,
+    from_root,
+    one_line,
+    place,
+    repository,
+    shown_path,
+    visible,
+)
 
 MOST_ROWS = 8
 """Lines of a diff in an annotation, which is shown between the lines of a pull request."""
@@ -55,10 +65,12 @@ def by_code(report: Report) -> list[tuple[Finding, int, int]]:
 
 
 def github(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request; then how much was
-    checked, if nothing was found, what was not watched, and the notes."""
+    """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request, if the file's path
+    begins at the root of the repository. Then how much was checked, if nothing was found, what was not watched, and the
+    notes."""
     command = fix_command(report.program)
-    lines = [_annotation(finding, command) for finding in report.findings]
+    root = repository()
+    lines = [_annotation(finding, command, root) for finding in report.findings]
     said = unchecked(report) if report.findings else nothing_found(report)
     notices = [said] if said else []
     notices += [f"left out: {out}"] if (out := left_out(report)) else []
@@ -68,11 +80,12 @@ def github(report: Report, *, color: bool = False, width: int | None = None) -> 
     return "".join(f"{line}\n" for line in lines)
 
 
-def _annotation(finding: Finding, command: str) -> str:
+def _annotation(finding: Finding, command: str, root: str) -> str:
     properties: dict[str, object] = {}
     if finding.primary:
         span = finding.primary.span
-        properties = {"file": shown_path(span.path), "line": span.line, "endLine": max(span.line, span.end_line)}
+        file = visible(from_root(span.path, root))
+        properties = {"file": file, "line": span.line, "endLine": max(span.line, span.end_line)}
         if span.end_line <= span.line:  # GitHub refuses columns that are on different lines
             properties |= {"col": span.column, "endColumn": span.end_column}
     properties["title"] = f"noclobber {visible(finding.code)} [{visible(finding.rule)}]"

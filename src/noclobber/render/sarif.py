@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata
-from pathlib import Path, PurePath, PureWindowsPath
+from pathlib import PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
 from noclobber.render.judged import failed, failure, nothing_found, unchecked, unwatched
-from noclobber.render.text import bytes_of, current_folder, one_line
+from noclobber.render.text import bytes_of, from_root, one_line, repository
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _SITE = "Documentation, "
@@ -31,7 +31,7 @@ def sarif(report: Report, *, color: bool = False, width: int | None = None) -> s
 
     Paths are relative to the root of the git repository around the current folder, or else to this folder.
     """
-    root = _root()
+    root = repository()
     rules = {one.code: one for one in report.findings}
     equal: Counter[tuple[str, ...]] = Counter()
     results = []
@@ -132,7 +132,7 @@ def _physical(span: Span, root: str) -> dict[str, Any]:
 
 
 def _uri(path: str, root: str) -> str:
-    where = _from_root(path, root)
+    where = from_root(path, root)
     windows = PureWindowsPath(where)
     if windows.is_absolute() and not where.startswith("/"):  # in a report that was made on Windows
         whole = windows.as_posix()
@@ -140,26 +140,12 @@ def _uri(path: str, root: str) -> str:
     return ("file://" if os.path.isabs(where) else "") + quote(bytes_of(PurePath(where).as_posix()))
 
 
-def _from_root(path: str, root: str) -> str:
-    """The path from the root where it lies below; `<stdin>` and paths of other places as they are."""
-    if path.startswith("<"):
-        return path
-    whole = os.path.normpath(os.path.join(current_folder() or os.sep, path))
-    return whole[len(root) + 1 :] if whole.startswith(root + os.sep) else path
-
-
-def _root() -> str:
-    """The nearest folder around the current one that git knows as the root of a repository; else the current one."""
-    here = Path(current_folder() or os.sep)
-    return str(next((one for one in (here, *here.parents) if os.path.exists(one / ".git")), here))
-
-
 def _key(finding: Finding, root: str) -> tuple[str, ...]:
     """What stays the same if other lines move: the code, the file, the text of the line."""
     primary = finding.primary
     if primary is None:
         return (finding.code,)
-    return (finding.code, _from_root(primary.span.path, root), *(line.strip() for line in primary.source))
+    return (finding.code, from_root(primary.span.path, root), *(line.strip() for line in primary.source))
 
 
 def _fingerprint(*key: str) -> str:

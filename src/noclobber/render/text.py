@@ -8,6 +8,7 @@ import shlex
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from noclobber.model.finding import Label
@@ -93,6 +94,20 @@ def from_here(path: str) -> str:
     if here and os.path.dirname(here) != here and path.startswith(here + os.sep):
         return path[len(here) + 1 :]
     return path
+
+
+def from_root(path: str, root: str) -> str:
+    """Return a path from a root where it lies below; `<stdin>` and paths of other places as they are."""
+    if path.startswith("<"):
+        return path
+    whole = os.path.normpath(os.path.join(current_folder() or os.sep, path))
+    return whole[len(root) + 1 :] if whole.startswith(root + os.sep) else path
+
+
+def repository() -> str:
+    """Return the root of the git repository around the current folder, where CI looks for files; else this folder."""
+    here = Path(current_folder() or os.sep)
+    return str(next((one for one in (here, *here.parents) if os.path.exists(one / ".git")), here))
 
 
 def current_folder() -> str:
