@@ -17,7 +17,10 @@ NOT_PROGRAMS = {
     "no folder": (["run", "-o", "none/report.json", "ran.py"], "cannot write `none/report.json`: there is no folder `"),
     "file as folder": (["run", "-o", "ran.py/", "ran.py"], "cannot write `ran.py/`: File exists"),
     "no such report": (["report", "none.json"], "cannot read `none.json`: No such file or directory"),
-    "report of a folder": (["report", "empty"], "cannot read `empty`: no process has written there"),
+    "report of a folder": (
+        ["report", "empty"],
+        "cannot read `empty`: no process has written there; `noclobber run -o DIR/` makes",
+    ),
     "not JSON": (["report", "wrong.py"], "cannot read `wrong.py`: not JSON: "),
     "not text": (["report", "model.pt"], "cannot read `model.pt`: it is not text in UTF-8"),
     "negative line": (["report", "negative.json"], "cannot read `negative.json`: damaged report: `line` is -4"),

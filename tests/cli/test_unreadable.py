@@ -138,9 +138,11 @@ def test_a_report_goes_to_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_folder_has_no_format(tmp_path: Path) -> None:
     write(tmp_path, {"ran.py": "print('ran')"})
     (tmp_path / "found").mkdir()
-    ended = noclobber(["run", "-f", "sarif", "-o", "found", "ran.py"], tmp_path)
-    assert "error: `-o found` is a folder and keeps what each process finds; name a file, or use " in ended.stderr
-    assert (ended.status, ended.stdout) == (2, "")
+    for asked in (["-f", "sarif"], ["--statistics"]):
+        ended = noclobber(["run", *asked, "-o", "found", "ran.py"], tmp_path)
+        instead = f"name a file, or use `noclobber report {' '.join(asked)} found`"
+        assert f"error: `-o found` is a folder and keeps what each process finds; {instead}" in ended.stderr
+        assert (ended.status, ended.stdout) == (2, "")
 
 
 def test_a_report_goes_to_no_file_named_like_stdout(tmp_path: Path) -> None:

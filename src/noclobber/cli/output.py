@@ -40,8 +40,14 @@ def settle_format(options: argparse.Namespace) -> None:
     if options.format is None:
         options.format = fitting[0] if fitting else FORMATS[0]
     elif fitting and options.format not in fitting:
-        asked = "--statistics" if options.format == "statistics" else f"-f {options.format}"
-        options.parser.error(f"`{asked}` and `-o {output}` contradict each other: leave one out, or rename the file")
+        options.parser.error(
+            f"`{asked(options.format)}` and `-o {output}` contradict each other: leave one out, or rename the file"
+        )
+
+
+def asked(format: str) -> str:
+    """Return how a format is asked for."""
+    return "--statistics" if format == "statistics" else f"-f {format}"
 
 
 def file_name(text: str) -> str:

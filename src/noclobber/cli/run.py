@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import checked, counts, crashed, killed, notes
 from noclobber.cli.faking import add_fake, order_of
-from noclobber.cli.output import DOCUMENTS, SEPARATORS, add_format, file_name, unusable, unwritable, unwritten
+from noclobber.cli.output import DOCUMENTS, SEPARATORS, add_format, asked, file_name, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
@@ -86,7 +86,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
     folder = output if output and (os.path.isdir(output) or options.output.endswith(SEPARATORS)) else None
     if folder is not None and options.format != "full":
         kept = f"`-o {options.output}` is a folder and keeps what each process finds"
-        options.parser.error(f"{kept}; name a file, or use `noclobber report -f {options.format} {options.output}`")
+        options.parser.error(f"{kept}; name a file, or use `noclobber report {asked(options.format)} {options.output}`")
     if output is not None and (why := unusable(folder) if folder else unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
     for needing_all in ("watch_first", "ledger", "hints"):

@@ -205,7 +205,7 @@ def report_of(folder: str, run: str = "", checkout: str = "") -> Report:
         if one is not None:
             read.append(one)
     if not read:
-        raise ReportError("no process has written there")
+        raise ReportError("no process has written there; `noclobber run -o DIR/` makes such a folder")
     processes = [_process(one) for one in read]
     gone = _replaced(read, processes)
     unwatched = list(_unwatched(read, gone))
