@@ -794,6 +794,22 @@ def run():
         opt_g.step()
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
+    "a step before a backward whose gradients are noted": NETS
+    + OPTIMIZERS
+    + """
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+        slopes = {name: p.grad.clone() for name, p in g.named_parameters()}
+    x.grad, w.grad = slopes["weight"].expand(4, 4)[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
     "another name for the same": """
 def run():
     h = torch.sigmoid(x @ w) + 0
@@ -2527,6 +2543,22 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+""",
+    "a step before a backward that adds to gradients which are noted": NETS
+    + OPTIMIZERS
+    + """
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+        slopes = {name: p.grad.clone() for name, p in d.named_parameters()}
+    x.grad, w.grad = slopes["weight"].expand(4, 4)[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
     "a forward between step and backward": NETS
     + OPTIMIZERS
