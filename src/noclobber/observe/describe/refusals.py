@@ -118,7 +118,7 @@ def _lead_to(tensor: torch.Tensor, given: Sequence[object]) -> bool:
     nodes = list(islice(graph.walk([node for one in tracked if (node := one.grad_fn) is not None]), _MOST_NODES + 1))
     if len(nodes) > _MOST_NODES or any(one.grad_fn is None for one in tracked):
         return False
-    return all(getattr(one, "variable", None) is tensor for one in nodes if not one.next_functions)
+    return bool(nodes) and all(getattr(one, "variable", None) is tensor for one in nodes if not one.next_functions)
 
 
 def _maps(tensor: torch.Tensor | None, given: Sequence[object]) -> bool:
