@@ -67,6 +67,47 @@ def test_a_loss_that_is_made_in_the_loop_moves_only_its_forward() -> None:
     assert "for _ in range(2):\n    out = net(x)\n    loss = mse_loss(out, y)\n" in found
 
 
+HEADED = """
+    opt = SGD([*net.parameters(), *head.parameters()], 0.1)
+    out = net(x)
+    opt.zero_grad()
+    for i in range(2):
+        part = slice(i, i + 1)
+        loss = mse_loss(head(out[part]), y[part])
+        loss.backward(retain_graph=True)
+        opt.step()
+"""
+
+
+def test_another_model_may_run_in_the_loop_and_not_the_same() -> None:
+    read = "loss.backward(retain_graph=True)"
+    found = moved(HEADED, read)
+    assert found is not None
+    assert "opt.zero_grad()\nfor i in range(2):\n    out = net(x)\n    part" in found
+    assert moved(HEADED.replace("head(out[part])", "head(out[part]) / net(z)"), read) is None
+    assert moved(HEADED.replace("head(out[part])", "net.head(out[part])"), read) is None
+
+
+def test_what_a_model_has_played_stays_above() -> None:
+    source = """
+        def play(net):
+            with torch.no_grad():
+                return net(start).argmax(1)
+        def train(net):
+            opt = SGD(net.parameters(), 0.1)
+            moves = play(net)
+            out = net(x)
+            for _ in range(2):
+                loss = -out.log_prob(moves).mean()
+                opt.zero_grad()
+                loss.backward(retain_graph=True)
+                opt.step()
+    """
+    found = moved(source, "loss.backward(retain_graph=True)")
+    assert found is not None
+    assert "    moves = play(net)\n    for _ in range(2):\n        out = net(x)\n" in found
+
+
 def test_gradients_may_be_clipped_and_read_in_the_loop() -> None:
     clip = (
         "nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n        print(net[0].weight.grad.norm())\n        opt.step()"

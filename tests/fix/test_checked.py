@@ -176,6 +176,15 @@ def test_an_update_after_a_backward_call_is_compared_at_the_next_one(bench):
     assert it.judged((update, "w.data.sub_(0.2 * w.grad)")).differs
 
 
+def test_an_update_may_depend_on_the_leaf_itself_and_on_no_other(bench):
+    update = "w -= 0.1 * w.grad"
+    decay = bench(programs.LEAF.replace(update, f"{update} + 0.1 * w"))
+    guarded = f"with torch.no_grad(): {update} + 0.1 * w"
+    right = decay.judged((f"{update} + 0.1 * w", guarded))
+    assert right.level is Level.CHECKED, (right.why, right.proof)
+    assert decay.judged((f"{update} + 0.1 * w", guarded.replace("0.1 * w.", "0.2 * w."))).differs
+
+
 def test_gradients_that_autograd_grad_returns_are_checked_too(bench):
     """They arrive at no leaf; each leaf of the graph is asked for."""
     text = (

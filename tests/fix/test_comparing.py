@@ -110,6 +110,14 @@ def test_weights_that_moved_below_a_backward_are_paired_by_name():
     assert compare(right, [call((W, G, "net.a")), call((W * 3, H, "net.a"))]).difference
 
 
+def test_weights_that_a_program_sets_by_itself_may_hold_anything_where_later_losses_are_the_same():
+    right = [call((W * held, G, "net.a"), loss=held) for held in (1.0, 2.0, 4.0, 8.0)]
+    moved = [call((W * held, G, "net.a"), loss=loss) for held, loss in ((1, 1.0), (3, 2.0), (5, 4.0), (9, 8.0))]
+    assert not compare(right, moved).difference
+    assert compare(right, [*moved[:2], call((W * 5, G, "net.a"), loss=4.5), moved[3]]).difference
+    assert compare(right, [*right[:3], moved[3]]).difference
+
+
 def test_weights_may_move_below_several_backwards_and_hold_until_then_what_an_optimizer_left():
     stepped = {"kind": "stepped", "optimizer": ("SGD", [(2,)]), "held": [sketch(W * 3)]}
     right = [call((W * 2, G, "net.a")), call((W * 2, H, "net.a")), stepped, call((W * 4, G, "net.a"))]

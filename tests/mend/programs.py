@@ -75,6 +75,23 @@ def _damped(x, w):
     return [g @ w.t(), x.t() @ g]
 
 
+def _slopes(x, w):
+    """The gradients of the sum of `x @ w`."""
+    return w.sum(1).expand(3, 4), x.sum(0)[:, None].expand(4, 4)
+
+
+def _moved(x, w):
+    """`x` and `w` after they decay and take a step by these gradients."""
+    return [0.9 * one - 0.1 * g for g, one in zip(_slopes(x, w), (x, w), strict=True)]
+
+
+def _stepped_between(x, w):
+    """The gradients of the sum of the squares of `x @ w` in two turns, `w` stepped after the first."""
+    first = x.t() @ (2 * x @ w)
+    later = w - 0.9 * first
+    return [2 * (x @ w) @ w.t() + 2 * (x @ later) @ later.t(), first + x.t() @ (2 * x @ later)]
+
+
 def _waves(w):
     """Sines and cosines of 0 to 7, by turns along a row."""
     angles = w.new_tensor(range(8)).view(4, 2)
@@ -523,6 +540,25 @@ def loss(a, b):
 def run():
     loss(torch.tanh(x @ w), torch.sigmoid(x @ w)).backward()
 """,
+    "fast weights in a list": """
+def run():
+    fast = [w.clone(), w * 2]
+    for _ in range(2):
+        loss = (torch.tanh(x @ fast[0]) @ fast[1]).square().sum()
+        grads = torch.autograd.grad(loss, fast, create_graph=True)
+        for one, slope in zip(fast, grads):
+            one -= 0.1 * slope
+    (torch.tanh(x @ fast[0]) @ fast[1]).sum().backward()
+""",
+    "what a cell reads, filled for the next step": """
+cell = nn.GRUCell(4, 4, dtype=torch.float64)
+def run():
+    given, state = torch.zeros(3, 4, dtype=torch.float64), x @ w
+    for _ in range(3):
+        state = cell(given, state)
+        given.copy_(state * 2)
+    state.sum().backward()
+""",
     "added onto": """
 def run():
     h = torch.sigmoid(x @ w)
@@ -757,6 +793,22 @@ def run():
         loss_g.backward()
         opt_g.step()
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+    "a step before a backward whose gradients are noted": NETS
+    + OPTIMIZERS
+    + """
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+        slopes = {name: p.grad.clone() for name, p in g.named_parameters()}
+    x.grad, w.grad = slopes["weight"].expand(4, 4)[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
     "another name for the same": """
 def run():
@@ -1545,6 +1597,55 @@ def run():
 """,
         lambda x, w: [_waves(w).sum(1).expand(3, 4), x.sum(0)[:, None].expand(4, 4)],
     ),
+    "weights stepped by hand in the loop that computes the loss": (
+        """
+def run():
+    for _ in range(2):
+        loss = (x @ w).square().sum()
+        loss.backward()
+        speed = w.grad * 0.9
+        w.sub_(speed)
+""",
+        lambda x, w: _stepped_between(x.detach(), w.detach()),
+    ),
+    "weights stepped by hand in a generator": (
+        """
+def updates(weights):
+    for one in weights:
+        step = 0.1 * one.grad
+        one.mul_(0.9)
+        one.sub_(step)
+        yield one.square().sum()
+def run():
+    (x @ w).sum().backward()
+    sum(updates([x, w])).backward()
+""",
+        lambda x, w: [g + 2 * one for g, one in zip(_slopes(x, w), _moved(x, w), strict=True)],
+    ),
+    "weights that decay, by the name of an update": (
+        """
+def run():
+    (x @ w).sum().backward()
+    for one in (x, w):
+        update = one.grad + 0.1 * one
+        one -= 0.1 * update
+    x.grad, w.grad = x.detach().clone(), w.detach().clone()
+""",
+        lambda x, w: [0.99 * one - 0.1 * g for g, one in zip(_slopes(x, w), (x, w), strict=True)],
+    ),
+    "a point that moves by what is computed without gradients": (
+        """
+def run():
+    point = x.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad((point @ w).sum(), point)
+    with torch.no_grad():
+        drift, scale = 0.1 * slope, 2.0
+    point -= scale * drift
+    (point @ w).sum().backward()
+    x.grad = point.detach()
+""",
+        lambda x, w: [x - 0.2 * _slopes(x, w)[0], (x - 0.2 * _slopes(x, w)[0]).sum(0)[:, None].expand(4, 4)],
+    ),
     "weights stepped by hand in several statements": (
         """
 class Descent:
@@ -1590,6 +1691,107 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "fast weights in a list, one of them by another name": """
+def run():
+    fast = [w.clone(), w * 2]
+    first = fast[0]
+    for _ in range(2):
+        loss = (torch.tanh(x @ fast[0]) @ fast[1]).square().sum()
+        grads = torch.autograd.grad(loss, fast, create_graph=True)
+        for one, slope in zip(fast, grads):
+            one -= 0.1 * slope
+    (torch.tanh(x @ first) @ fast[1]).sum().backward()
+""",
+    "fast weights in a list that a dict holds": """
+def run():
+    fast = [w.clone(), w * 2]
+    kept = {"fast": fast}
+    for _ in range(2):
+        loss = (torch.tanh(x @ fast[0]) @ fast[1]).square().sum()
+        grads = torch.autograd.grad(loss, fast, create_graph=True)
+        for one, slope in zip(fast, grads):
+            one -= 0.1 * slope
+    (torch.tanh(x @ kept["fast"][0]) @ fast[1]).sum().backward()
+""",
+    "fast weights that each turn reads another of": """
+def run():
+    fast = [w.clone(), w * 2]
+    for _ in range(2):
+        loss = (torch.tanh(x @ fast[0]) @ fast[1]).square().sum()
+        grads = torch.autograd.grad(loss, fast, create_graph=True)
+        for one, slope in zip(fast, grads):
+            one -= 0.1 * slope + fast[0]
+    (torch.tanh(x @ fast[0]) @ fast[1]).sum().backward()
+""",
+    "fast weights in a list of what others hold": """
+def run():
+    fast = [w.clone(), w * 2]
+    own = w.clone()
+    fast = [own, w * 2]
+    for _ in range(2):
+        loss = (torch.tanh(x @ fast[0]) @ fast[1]).square().sum()
+        grads = torch.autograd.grad(loss, fast, create_graph=True)
+        for one, slope in zip(fast, grads):
+            one -= 0.1 * slope
+    (torch.tanh(x @ own) @ fast[1]).sum().backward()
+""",
+    "the weights of a module that is kept apart, averaged before the backward": """
+import copy
+class Features:
+    def __init__(self):
+        self.layer = nn.Linear(4, 4, dtype=torch.float64)
+        for one in self.layer.parameters():
+            one.requires_grad_(False)
+    def __call__(self, given):
+        return self.layer(given)
+    def fade(self):
+        for one in self.layer.parameters():
+            one.mul_(0.9)
+features = Features()
+def run():
+    loss = features(x @ w).square().sum()
+    features.fade()
+    loss.backward()
+""",
+    "a result that is filled through a detached name, and read again": """
+def run():
+    share = torch.softmax(x @ w, 1)
+    target = share.detach()
+    target.fill_(0.1)
+    ((x @ w) * target + share.amax(1, keepdim=True)).sum().backward()
+""",
+    "weights that decay by a learned rate": """
+rate = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+def run():
+    (x @ w).sum().backward()
+    update = w.grad + rate * w
+    w.sub_(update)
+""",
+    "weights that step by gradients with a graph": """
+def run():
+    (w @ w).sum().backward(create_graph=True)
+    w.sub_(0.1 * w.grad)
+    (x @ w).sum().backward()
+""",
+    "a point that is scaled by what is computed without gradients": """
+def run():
+    with torch.no_grad():
+        keep = (x > 0).to(x.dtype)
+    point = x.detach().requires_grad_()
+    point *= keep
+    (point @ w).sum().backward()
+""",
+    "a point that moves by what only one branch computes without gradients": """
+def run():
+    if x.sum() > 0:
+        drift = torch.tanh(w[0])
+    else:
+        with torch.no_grad():
+            drift = torch.tanh(w[0])
+    point = x.detach().requires_grad_()
+    point -= drift.detach() if drift.requires_grad else drift
+    (point @ w).sum().backward()
+""",
     "what a function works on through data, of a module that another name builds": HARD
     + """
 class Kept(nn.Module):
@@ -2192,14 +2394,6 @@ def run():
         h.sigmoid().sum().backward(retain_graph=True)
         opt.step()
 """,
-    "weights stepped by hand in the loop that computes the loss": """
-def run():
-    for _ in range(2):
-        loss = (x @ w).square().sum()
-        loss.backward()
-        speed = w.grad * 0.9
-        w.sub_(speed)
-""",
     "a buffer whose graph the next backward would meet": """
 class Layer(nn.Module):
     def __init__(self):
@@ -2227,17 +2421,6 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
-""",
-    "weights stepped by hand in a generator": """
-def updates(weights):
-    for one in weights:
-        step = 0.1 * one.grad
-        one.mul_(0.9)
-        one.sub_(step)
-        yield one.square().sum()
-def run():
-    (x @ w).sum().backward()
-    sum(updates([x, w])).backward()
 """,
     "a row of a parameter that is computed": """
 w = nn.Parameter(w.detach())
@@ -2360,6 +2543,22 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+""",
+    "a step before a backward that adds to gradients which are noted": NETS
+    + OPTIMIZERS
+    + """
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+        slopes = {name: p.grad.clone() for name, p in d.named_parameters()}
+    x.grad, w.grad = slopes["weight"].expand(4, 4)[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
     "a forward between step and backward": NETS
     + OPTIMIZERS

@@ -77,6 +77,7 @@ SOUND: tuple[Mend, ...] = (
     reordered,
     put_off,
     run_alike,
+    views,
     into_clone,
     written_anew,
     apart,

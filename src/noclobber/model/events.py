@@ -207,5 +207,7 @@ class Refusal:
     calls: tuple[Site, ...] = ()
     carries_gradient: bool | None = None
     """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""
+    of_itself: bool = False
+    """Whether that graph leads to nothing but the leaf itself, as that of a decay of weights does."""
     unmapped: bool = False
     """Whether `torch.vmap` maps something that the operator was given, and not the tensor that it writes."""

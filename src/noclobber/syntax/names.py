@@ -266,29 +266,35 @@ _PLAIN = ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len")
 """Calls that keep a gradient a gradient."""
 
 
-def is_of_gradients(file: File, value: ast.expr) -> bool:
+def is_of_gradients(file: File, value: ast.expr, known: tuple[str, ...] = ()) -> bool:
     """Return True if a value is plain arithmetic of names, numbers and at least one gradient.
 
-    A gradient is a `.grad`, or a name that is bound to what `autograd.grad` gives without a graph of its own.
+    A gradient is a `.grad`, a name that is bound to what `autograd.grad` gives without a graph of its own, or to such a
+    value, or a name that is `known` to be.
     """
     nodes = list(ast.walk(value))
     plain = all(called(one) in _PLAIN for one in nodes if isinstance(one, ast.Call))
-    return plain and any(_is_gradient(file, one) for one in nodes)
+    return plain and any(_is_gradient(file, one, known) for one in nodes)
 
 
-def _is_gradient(file: File, node: ast.AST) -> bool:
+def _is_gradient(file: File, node: ast.AST, known: tuple[str, ...]) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == "grad"
     if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
         return False
+    if node.id in known:
+        return True
     scope = file.scope(node)
     bound = [file.statement(one) for one in uses(scope, node.id, ast.Store)]
-    return bool(bound) and node.id not in parameters(scope) and all(map(_gives_gradients, bound))
+    is_own = bool(bound) and node.id not in parameters(scope)
+    return is_own and all(_gives_gradients(file, one, (*known, node.id)) for one in bound)
 
 
-def _gives_gradients(row: ast.stmt | None) -> bool:
-    """Whether a statement binds what `autograd.grad` gives: `g, = grad(loss, w)`."""
+def _gives_gradients(file: File, row: ast.stmt | None, known: tuple[str, ...]) -> bool:
+    """Whether a statement binds what `autograd.grad` gives, as `g, = grad(loss, w)`, or a name to a value of those."""
     value = row.value if isinstance(row, ast.Assign) else None
+    if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and is_of_gradients(file, row.value, known):
+        return True
     while isinstance(value, ast.Subscript):
         value = value.value
     if not isinstance(value, ast.Call) or called(value) != "grad":

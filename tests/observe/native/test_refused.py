@@ -21,6 +21,13 @@ def test_whether_what_is_written_is_in_a_graph(write, tracked):
     assert [one.carries_gradient for one in refused(lambda: write(w, value))] == [tracked]
 
 
+@pytest.mark.parametrize("learned", [True, False], ids=["with a learned rate", "alone"])
+def test_whether_the_graph_leads_to_the_written_leaf_alone(learned):
+    w, rate = torch.nn.Parameter(torch.ones(3)), torch.full((), 0.1, requires_grad=learned)
+    (refusal,) = refused(lambda: w.sub_(rate * (w + 1)))
+    assert refusal.of_itself is not learned
+
+
 def test_what_stood_in_a_list_is_not_said_to_be_a_constant():
     w, value = torch.nn.Parameter(torch.ones(3, 4)), torch.ones(4, requires_grad=True) * 2
     (refusal,) = refused(lambda: torch._foreach_add_([w], [value]))

@@ -31,13 +31,15 @@ BEYOND = "later calls cannot be compared: without the patch the program ends bef
 class Stage:
     """What patches for findings of some `codes` are compared with: runs of the program as `before` patches it.
 
-    `after`: how many backward calls that program ends before the write is refused.
+    `after`: how many backward calls that program ends before the write is refused. `of_itself`: whether the value to be
+    written was seen to depend on no leaf but the written one.
     """
 
     references: References
     codes: set[str]
     after: int
     before: Patch
+    of_itself: bool = False
 
 
 def by_derivative(
@@ -72,7 +74,7 @@ def by_derivative(
             proof = f"{loss}; gradient agrees with {how}; {BEYOND}"
             return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
         known = known and how is not None
-        if not reference.result.rewritten or reference.result.given:
+        if not reference.result.rewritten or (reference.result.given and not stage.of_itself):
             break
     if known and not reference.result.custom and not reference.result.given:
         why = "its gradient is not the one that forward mode gives without the patch"

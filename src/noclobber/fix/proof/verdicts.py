@@ -27,6 +27,7 @@ from noclobber.fix.proof.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.mend.change import Way
+from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
 from noclobber.observe.gradient_trace import comparison, evidence
@@ -80,6 +81,7 @@ class Prover:
             last.codes |= codes
             if "NC104" in codes and not last.references.order.retaining:
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
+        self._stages[-1].of_itself = isinstance(finding.event, Refusal) and finding.event.of_itself
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
             self._stages[-1].references.start(kind)
 

@@ -2,8 +2,9 @@
 
 Sound if PyTorch refuses the write because the tensor requires a gradient: the program stopped there, so only the values
 that the statement computes have to stay the same. A write is an update, and not a part of the function, if its value
-consists only of gradients, numbers and plain arithmetic: no gradient could flow through that. What a custom Function
-writes is no update. Neighbouring statements of the same kind are put there too, because PyTorch would refuse them next.
+consists only of gradients, numbers and plain arithmetic: no gradient could flow through that but to the weight itself,
+as where that decays. What the function has computed under `no_grad` may be added as well. What a custom Function writes
+is no update. Neighbouring statements of the same kind are put there too, because PyTorch would refuse them next.
 So is the whole of a loop that steps weights by hand in several statements, where the value was seen to carry no
 gradient.
 
@@ -44,7 +45,7 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, last_line, walk
-from noclobber.syntax.writes import WriteSyntax, is_namespace, write_in, writes
+from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
 _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
@@ -88,12 +89,13 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if not has_torch(file):
         return []
     of_constants = isinstance(event, Refusal) and event.carries_gradient is False
-    if isinstance(event, Refusal) and event.carries_gradient:
+    if isinstance(event, Refusal) and event.carries_gradient and (not event.of_itself or _differentiates(file)):
         return []
     is_weight = scene.kind == "parameter"
     if of_constants and (loop := _loop_of_updates(write)) is not None:
         return [loop]
-    if not (_is_update(file, found) or (is_weight and (is_average(found) or of_constants))):
+    is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
+    if not (is_update or (is_weight and (is_average(found) or of_constants))):
         return []
 
     def fits(one: ast.stmt) -> bool:
@@ -237,6 +239,20 @@ def _descends(file: File, write: ast.stmt) -> bool:
     """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
     given = _values(write)
     return bool(given) and all(is_of_gradients(file, one) for one in given)
+
+
+def _shifts(file: File, write: ast.stmt) -> bool:
+    """Whether a statement adds what the function has computed under `no_grad`: the gradient of the sum is the same."""
+    if not isinstance(write, ast.AugAssign) or not isinstance(write.op, (ast.Add, ast.Sub)):
+        return False
+    scope = file.scope(write)
+    bound = [[file.statement(each) for each in uses(scope, one.id, ast.Store)] for one in walk(write.value, ast.Name)]
+    plain = next(walk(write.value, ast.Call, ast.Attribute, ast.Subscript), None) is None
+    return plain and bool(bound) and all(rows and all(_is_constant(file, row) for row in rows) for rows in bound)
+
+
+def _is_constant(file: File, row: ast.stmt | None) -> bool:
+    return isinstance(row, ast.Assign) and (_is_guarded(file, row) or is_number(row.value))
 
 
 def _clears(row: ast.stmt) -> bool:

@@ -34,6 +34,7 @@ from noclobber.mend.holders.making import (
     module_called,
     module_gives_new,
     module_writes,
+    passes_on,
 )
 from noclobber.mend.holders.seen import is_in_comprehension
 from noclobber.mend.scene import Scene
@@ -57,6 +58,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     uses,
+    values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, Scope, walk
 from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
@@ -249,8 +251,8 @@ def _cuts(file: File, held: ast.Attribute) -> bool:
 def _is_meant(scene: Scene) -> bool:
     """Return True if the write may be meant as a part of the function, or may be a mistake that other code also sees.
 
-    So it may where a value is given through `.data` to what is in the graph, and where a tensor is added to more than
-    once, as when two modules are handed the same one: then no source tells what is right.
+    So it may where a value is given through `.data` or `.detach()` to what is in the graph, and where a tensor is added
+    to more than once, as when two modules are handed the same one: then no source tells what is right.
     """
     finding = scene.finding
     written = [one for one in finding.writes if one.overlaps]
@@ -261,14 +263,27 @@ def _is_meant(scene: Scene) -> bool:
     found = scene.place("write")
     write = found.statement if found is not None else None
     target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
-    root = root_of(target) if target is not None else None
+    root = next((root_of(one.target) for one in scene.writes()[:1] if one.target is not None), None)
     scope = found.file.scope(root) if found is not None and root is not None else None
+    if (
+        found is not None
+        and scene.kind == "tensor"
+        and _is_detached(found.file, definition(found.file, root, found.row))
+    ):
+        return True
     if found is not None and isinstance(root, ast.Name) and scope and _is_given_again(found.file, root.id, scope):
         return True  # each call changes it further
     if isinstance(target, ast.Subscript) or finding.save is None or scene.kind != "tensor":
         return False
     places = [(one.op, one.site) for one in written if one.op in _ADDING]
     return bool(places) and (len(set(places)) < len(places) or finding.save.version > 0)
+
+
+def _is_detached(file: File, value: ast.expr | None) -> bool:
+    """Return True for `h.detach()` and for views of it."""
+    while value is not None and called(value) != "detach":
+        value = passes_on(file, value)
+    return value is not None
 
 
 def _is_given_again(file: File, name: str, function: Scope) -> bool:
@@ -369,7 +384,7 @@ def _keeps_in_ctx(file: File, function: ast.FunctionDef) -> bool:
 def _given(place: Place, scene: Scene) -> list[ast.expr]:
     """Return the arguments of a function or a module of PyTorch, or of a Function of the file, that are the tensor, by
     its name or that of the write: `self.queue` of `torch.einsum("nc,ck->nk", [q, self.queue])`; or the only argument of
-    a module that keeps what it reads, or for the memory of an array: its weights and what it computes lie elsewhere; or
+    a module that keeps its first operand, or for the memory of an array: the second operand may be a weight; or
     all tensors that a function is given and that may be views of it.
 
     None where another argument may be a view of it, or where the call may write what it is given.
@@ -390,10 +405,8 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
     is_given = bool(handed and all(handed))
-    is_given |= set(scene.finding.fields) <= {*_FIRST, *_SECOND} and _is_only_called(file, save.func)
-    if made is not None and is_given and scene.kind == "tensor":
-        return save.args if len(save.args) == 1 and not save.keywords else []
-    if is_own and len(save.args) == 1 and not save.keywords:
+    is_given |= set(scene.finding.fields) <= {*_FIRST} and _is_only_called(file, save.func)
+    if ((made is not None and is_given and scene.kind == "tensor") or is_own) and len(values(save)) == 1:
         return save.args
     names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
     names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}

@@ -341,6 +341,8 @@ def only_reads(file: File, call: ast.Call, argument: ast.expr | None = None) -> 
         return True
     if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
         return True
+    if dotted(call.func) in ("torch.autograd.grad", "autograd.grad"):
+        return True
     function = function_called(file, _run_by(call), call)
     return function is not None and _gives_new(file, function) and _keeps_no_argument(file, function)
 

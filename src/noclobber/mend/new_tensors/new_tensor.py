@@ -390,11 +390,14 @@ def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
     return starts(one) >= starts(write) or bool(set(file.loops(one)) & set(file.loops(write)))
 
 
+def keeps_type(scene: Scene, file: File) -> bool:
+    """Return True if out of place the result has the element type of the tensor too, as no operand has a wider one."""
+    dtype = scene.finding.tensor.dtype.removeprefix("torch.") if scene.finding.tensor is not None else ""
+    return dtype in _WIDE and (dtype not in _SINGLE or _WIDER.isdisjoint(names_used(file.tree)))
+
+
 def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit | None:
-    tensor = scene.finding.tensor
-    if tensor is None or tensor.dtype.removeprefix("torch.") not in _WIDE:
-        return None
-    if tensor.dtype.removeprefix("torch.") in _SINGLE and not _WIDER.isdisjoint(names_used(file.tree)):
+    if not keeps_type(scene, file):
         return None
     value = write.value if isinstance(write, (ast.Assign, ast.Expr, ast.Return)) else None
     call = value if isinstance(value, ast.Call) else None

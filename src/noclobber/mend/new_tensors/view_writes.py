@@ -1,5 +1,10 @@
 """Writes to parts of a tensor or container: by index or into a new whole, where a loop or an unpacking hands them out;
-a list of rows, stacked where all is needed, where a tensor is filled row by row while rows of it are read."""
+a list of rows, stacked where all is needed, where a tensor is filled row by row while rows of it are read.
+
+Sound is a new list for one that the function has made, of new tensors, where each was seen to be held by that list and
+by the variable of the loop alone. The function only reads the list, hands it to what keeps nothing of it, or returns
+it. All else is tried.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,26 @@ from collections.abc import Iterator
 from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.holders.holding import is_new, keeps_nothing
+from noclobber.mend.holders.seen import holders_at, is_of
+from noclobber.mend.new_tensors.new_tensor import keeps_type
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import VIEWS
 from noclobber.syntax.edits import before, cloned_before, remove, replace
-from noclobber.syntax.names import called, dotted, is_read_after, keyword, names_used, owner, parameters
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, last_line, parse, walk
+from noclobber.syntax.names import (
+    called,
+    dotted,
+    is_own,
+    is_read_after,
+    keyword,
+    names_bound,
+    names_used,
+    owner,
+    parameters,
+    uses,
+)
+from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, writes
 
 For = ast.For | ast.AsyncFor
@@ -30,7 +49,8 @@ def views(scene: Scene) -> Iterator[Change]:
         if scene.is_refused or scene.may_write_anew:
             yield from _inlined(write, 1 if scene.is_refused and not scene.is_overlap else LAST_RESORT + 1)
         if scene.may_write_anew or scene.is_unseen:
-            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.is_split)
+            is_sound = scene.is_clobber and _is_of_own_list(scene, write)
+            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.is_split, is_sound=is_sound)
         if scene.is_refused:
             yield from _cloned_parts(write)
 
@@ -56,7 +76,44 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
         yield Change(f"index a clone of `{root}` instead of iterating", (clone, *edits), 2)
 
 
-def _into_new(write: WriteSyntax, cost: int, *, stacked: bool) -> Iterator[Change]:
+def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if a loop writes to what a list of the function holds, which may be another list after that."""
+    file, loop, row = write.file, _loop(write), write.statement
+    pair = _iterated(loop, dotted(write.base)) if loop is not None else None
+    holders, scope = holders_at(scene.finding, file, row), file.scope(row)
+    if loop is None or pair is None or not isinstance(pair[1], ast.Name) or holders is None:
+        return False
+    name, own = pair[1].id, names_bound(loop.target)
+    if any(is_read_after(file, one, scope, last_line(loop)) for one in own) or not is_own(scope, name):
+        return False
+    if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
+        return False
+    is_copy = isinstance(row, ast.Assign) or called(write.call) == "copy_"  # which may give what another name holds
+    if is_copy or scene.lines_written(file) != {row.lineno} or not keeps_type(scene, file):
+        return False
+    made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
+    used = [one for one in uses(scope, name, ast.Load) if one is not pair[1]]
+    return (
+        name not in parameters(scope)
+        and not any(isinstance(one, WITH) for one in file.around(row))
+        and all(isinstance(one, ast.Assign) and _lists_new(file, one.value) for one in made)
+        and all(isinstance(file.above[one], ast.Return) or keeps_nothing(file, one) for one in used)
+        and not any(loop in file.around(one) or _is_item_set(file, one) for one in used)
+    )
+
+
+def _is_item_set(file: File, use: ast.Name) -> bool:
+    above = file.above[use]
+    return isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load)
+
+
+def _lists_new(file: File, value: ast.expr) -> bool:
+    """`[w.clone() for w in weights]`: whether an expression makes a list of new tensors."""
+    parts = [value.elt] if isinstance(value, ast.ListComp) else value.elts if isinstance(value, ast.List) else []
+    return bool(parts) and all(is_new(file, one) for one in parts)
+
+
+def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = False) -> Iterator[Change]:
     """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
     listed = write.statement.value if isinstance(write.statement, ast.Expr) else None
     if isinstance(listed, ast.ListComp) and listed.elt is write.call:
@@ -71,7 +128,8 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool) -> Iterator[Chang
     whole, header = pair[1], f"for {file.source(loop.target)} in {file.source(loop.iter)}"
     for name, text in _wholes(file, loop, pair, value, header, stacked):
         if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
-            yield Change(f"make a new `{name}` out of place", (replace(file, loop, text),), cost)
+            title = f"make a new `{name}` out of place"
+            yield Change(title, (replace(file, loop, text),), cost, Cure.OUT_OF_PLACE, is_sound)
     if isinstance(whole, (ast.Tuple, ast.List)) and loop.iter is whole and all(map(dotted, whole.elts)):
         names = [dotted(one) for one in whole.elts]
         new = ", ".join(_renamed(value, dotted(pair[0]), one) for one in names)

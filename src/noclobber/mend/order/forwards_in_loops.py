@@ -1,16 +1,17 @@
 """A forward that stands before a loop in which each turn calls `backward`: its lines moved into the loop.
 
 Each turn then computes its loss with the current weights. This is what is meant only if the loss gets its gradient from
-these lines alone: where the loop runs a forward of its own, the value from before the loop may be meant as a constant.
+these lines alone: where the loop runs the same model, the value from before the loop may be meant as a constant.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
-from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS
+from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS, function_called
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
@@ -21,6 +22,7 @@ from noclobber.syntax.names import (
     dotted,
     first_name,
     is_read_after,
+    last_name,
     made_of,
     named,
     names_bound,
@@ -41,7 +43,8 @@ _NO_FORWARD = (
 
 
 _LOAD = ast.Load()
-_OF_TENSORS = METHODS | KEEPING_NOTHING | HANDING_ON
+_OF_VALUES = METHODS | KEEPING_NOTHING | HANDING_ON | {"cdf", "entropy", "icdf", "log_prob", "rsample", "sample"}
+"""Methods of tensors and of distributions."""
 
 
 def moved_in(scene: Scene) -> Iterator[Change]:
@@ -98,9 +101,17 @@ def _models(file: File, loop: Loop) -> set[str]:
 
 def _computes(file: File, value: ast.expr, models: set[str]) -> bool:
     """Return True if an expression computes with a model or with what one gave, and not only asks for its weights."""
-    return any(
-        dotted(one) in models and not _is_asked(file.above[one]) and not _is_gradient(file, one) for one in named(value)
-    )
+    found = (one for one in named(value) if dotted(one) in models)
+    return any(not (_is_asked(file.above[one]) or _is_gradient(file, one) or _acts(file, one)) for one in found)
+
+
+def _acts(file: File, model: ast.expr) -> bool:
+    """Return True if a model is handed to a function of the file that runs it without gradients: to play, or to
+    generate."""
+    call = file.above[model]
+    is_handed = isinstance(call, ast.Call) and model in call.args
+    function = function_called(file, call.func, call) if is_handed and isinstance(call, ast.Call) else None
+    return function is not None and not {"no_grad", "inference_mode"}.isdisjoint(map(last_name, named(function)))
 
 
 def _is_asked(above: ast.AST) -> bool:
@@ -130,13 +141,21 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
     used = {name for row in rows for name in names_used(row)}
     if head & used or any(names_used(row) & bound for row in between):
         return False
-    if any(calls(row, "backward", "step", *_OF_MODELS) for row in between):
+    if any(called(one) != "zero_grad" for row in between for one in calls(row, "backward", "step", *_OF_MODELS)):
         return False
     runs = isinstance(loop, FOR) and called(loop.iter) == "range"
     if not runs and any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound):
         return False
     models = _models(file, loop)
-    return not any(_computes_anew(file, one, models) for row in loop.body for one in walk(row, ast.Call))
+    others = {
+        one for one in models if not any(_is_part(one, dotted(each)) for row in rows for each in named(row.value))
+    }
+    return not any(_computes_anew(file, one, models, others) for row in loop.body for one in walk(row, ast.Call))
+
+
+def _is_part(one: str, other: str) -> bool:
+    """Return True if one of two dotted names is, or leads to, the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _changed(rows: Sequence[ast.stmt]) -> set[str]:
@@ -156,19 +175,21 @@ def _makes_object(call: ast.Call) -> bool:
 
 
 def _is_object_in(loop: Loop, names: set[str]) -> bool:
-    """Return True if a loop calls one of these names, or a method of it that no tensor has: it may keep something."""
+    """Return True if a loop calls one of these names, or a method of it that no value has: it may keep something."""
     return any(
-        dotted(one.func) in names or (dotted(owner(one)) in names and called(one) not in _OF_TENSORS)
+        dotted(one.func) in names or (dotted(owner(one)) in names and called(one) not in _OF_VALUES)
         for one in walk(loop, ast.Call)
     )
 
 
-def _computes_anew(file: File, call: ast.Call, models: set[str]) -> bool:
-    """Return True if a call may compute with weights: it mentions a model, or runs a function that is not known."""
-    if called(call) in _NO_FORWARD:
+def _computes_anew(file: File, call: ast.Call, models: set[str], others: set[str]) -> bool:
+    """Return True if a call may compute with weights, but for a model among the `others`: it mentions a model, or runs
+    a function that is not known."""
+    if called(call) in _NO_FORWARD or dotted(call.func) in others:
         return False
-    is_unknown = owner(call) is None or first_name(owner(call)) == "self"
-    return _computes(file, call, models) or (is_unknown and not is_of_loss(file, call))
+    is_plain = isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
+    is_unknown = (owner(call) is None and not is_plain) or first_name(owner(call)) == "self"
+    return _computes(file, call, models - others) or (is_unknown and not is_of_loss(file, call))
 
 
 def _is_gradient(file: File, node: ast.expr) -> bool:

@@ -7,7 +7,7 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
   add to them was thrown away before,
 - the file makes two optimizers, of modules that are not the same, and the line calls the `step` of one. The backward is
   given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses. Nothing
-  below it or in its loop reads a `.grad`, and nothing freezes a parameter.
+  below it or in its loop reads another `.grad` than of these, and nothing freezes a parameter.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 
 Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps;
@@ -267,13 +267,15 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     made = bound_to(file, theirs, step)
     if (made is not None and called(made) not in _OPTIMIZERS) or re.search(r"def step\b", file.text):
         return False
+    optimizers = calls(file.tree, *_OPTIMIZERS)
+    own = _stepped_by(made) if made is not None else set[str]()
+    read = [one for one in walk(file.tree, ast.Attribute) if not _is_gradient_of(file, one, own)]
     inside = [step, *file.loops(step)][-1]
-    if any(_tells_gradients_apart(file, one, inside) for one in walk(file.tree, ast.Attribute)):
+    if any(_tells_gradients_apart(file, one, inside) for one in read):
         return False
-    below = (one for row in rows[second + 1 :] for one in walk(row, ast.Attribute))
+    below = [one for row in rows[second + 1 :] for one in walk(row, ast.Attribute) if one in read]
     if any(one.attr == "grad" and isinstance(one.ctx, ast.Load) for one in below):
         return False
-    optimizers = calls(file.tree, *_OPTIMIZERS)
     two = len(optimizers) == 2 and _are_apart(*map(_stepped_by, optimizers))
     two &= not any(_is_given_a_module(file, one, step) for one in optimizers)
     return two and _is_step_of_torch(scene)
@@ -296,6 +298,16 @@ def _tells_gradients_apart(file: File, named: ast.Attribute, inside: ast.stmt) -
         return True
     reads = named.attr == "grad" and isinstance(named.ctx, ast.Load)
     return reads and (inside in file.around(named) or isinstance(file.scope(named), ast.Lambda))
+
+
+def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
+    """`p.grad` of `{name: p.grad for name, p in net.named_parameters()}`, where `net` is one of some modules."""
+    turns = [
+        each for one in file.around(read) for each in getattr(one, "generators", [one] if isinstance(one, FOR) else ())
+    ]
+    bound = next((one for one in turns if dotted(read.value) in names_bound(one.target)), None)
+    of = owner(bound.iter) if bound is not None and called(bound.iter) in ("parameters", "named_parameters") else None
+    return read.attr == "grad" and of is not None and dotted(of) in modules
 
 
 def _is_given_a_module(file: File, optimizer: ast.Call, where: ast.AST) -> bool:

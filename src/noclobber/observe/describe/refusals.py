@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ _ABOUT_WRITING = re.compile(
     re.IGNORECASE,
 )
 
+_MOST_NODES = 50
 _OF_NODE = re.compile(r"Backwards?\d*$")
 _SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
 _SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
@@ -92,7 +94,12 @@ def write_failed(
         else:
             refusal = refusal_of_write(written.op, tensor, str(error), frame, context)
             given = (*args, *kwargs.values())
-            refusal = replace(refusal, carries_gradient=_carry_gradients(tensor, given), unmapped=_maps(tensor, given))
+            refusal = replace(
+                refusal,
+                carries_gradient=_carry_gradients(tensor, given),
+                of_itself=tensor is not None and _lead_to(tensor, given),
+                unmapped=_maps(tensor, given),
+            )
         remember(error, refusal)
         context.bus.refuse(error, refusal)
 
@@ -103,6 +110,15 @@ def _carry_gradients(tensor: torch.Tensor | None, given: Sequence[object]) -> bo
     if any(one is ... for one in given):
         return None
     return any(one.requires_grad for one in tensor_state.tensors_in(given) if one is not tensor)
+
+
+def _lead_to(tensor: torch.Tensor, given: Sequence[object]) -> bool:
+    """Return True if the graph of what an operator is given leads only to the leaf that it writes, by few nodes."""
+    tracked = [one for one in tensor_state.tensors_in(given) if one is not tensor and one.requires_grad]
+    nodes = list(islice(graph.walk([node for one in tracked if (node := one.grad_fn) is not None]), _MOST_NODES + 1))
+    if len(nodes) > _MOST_NODES or any(one.grad_fn is None for one in tracked):
+        return False
+    return bool(nodes) and all(getattr(one, "variable", None) is tensor for one in nodes if not one.next_functions)
 
 
 def _maps(tensor: torch.Tensor | None, given: Sequence[object]) -> bool:

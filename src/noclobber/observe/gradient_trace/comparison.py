@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     """A leaf, its gradient, and its name; the name is empty where none is known."""
     _Steps = dict[tuple[str, tuple[object, ...]], list[list[Seen]]]
     """What was recorded at each step, by optimizer."""
-    _Earlier = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen]]
-    """What leaves held, by name, in the calls before of each run, and what optimizers left at their last steps."""
+    _Around = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen], bool, set[str]]
+    """What leaves held, by name, in the calls before of each run, and what optimizers left at their last steps; whether
+    another call follows; and the names of the leaves that held something else in an earlier call."""
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest difference between equal gradients, relative to their largest magnitude. Gradients differ that much if
@@ -63,13 +64,15 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     stepped = _stepped_before_calls(right)
     compared = min(len(calls), len(other_calls))
     left, unmatched = list(range(compared)), 0
+    changed = set[str]()
     movable = bool(_steps(right)) and bool(_steps(found))
     for number, other in enumerate(other_calls[:compared]):
         near = [index for index in left if index != number and abs(index - number) <= _AHEAD] if movable else []
         first = ""
         for index in [number] * (number in left) + near:
-            earlier = (_held(calls[:index]), _held(other_calls[:number]), stepped[index])
-            same = _same_call(calls[index], other, truncated, earlier)
+            follows = max(index, number) + 1 < compared
+            around = (_held(calls[:index]), _held(other_calls[:number]), stepped[index], follows, changed)
+            same = _same_call(calls[index], other, truncated, around)
             if not isinstance(same, str):
                 left.remove(index)
                 exact &= same
@@ -119,8 +122,8 @@ def _bits(seen: object) -> object:
     return list(map(_bits, seen)) if isinstance(seen, (list, tuple)) else seen
 
 
-def _same_call(call: Event, other: Event, truncated: bool, earlier: _Earlier) -> bool | str:
-    """Compare a call with one of the other run. `earlier` is what leaves may still hold in it.
+def _same_call(call: Event, other: Event, truncated: bool, around: _Around) -> bool | str:
+    """Compare a call with one of the other run. `around` is what leaves may hold in it.
 
     Returns True if they are equal bit for bit, False if they are equal within tolerance, or in words how they differ.
     """
@@ -140,7 +143,7 @@ def _same_call(call: Event, other: Event, truncated: bool, earlier: _Earlier) ->
         return ": every gradient is zero"
     paired = _pair(call["leaves"], other["leaves"], truncated)
     if isinstance(paired, str):
-        named = _pair_named(call["leaves"], other["leaves"], truncated, earlier)
+        named = _pair_named(call["leaves"], other["leaves"], truncated, around)
         return f": {paired}" if named is None else exact and named
     return exact and paired
 
@@ -327,19 +330,21 @@ def _pair(right: list[_Leaf], found: list[_Leaf], truncated: bool) -> bool | str
     return exact
 
 
-def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, earlier: _Earlier) -> bool | None:
+def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, around: _Around) -> bool | None:
     """Pair leaves by their names and compare their gradients, for a patch that changes weights after a backward call
     and not before it.
 
     In `found` a leaf may therefore still hold what it held in the call before, in either run, or what an optimizer left
-    since: the same change comes later.
+    since: the same change comes later. It may hold anything else where the loss of a later call shows that this is so,
+    and in the last one, where it did so before.
     Returns True if all are equal bit for bit, False if all are equal within tolerance, None if they differ or a name is
     missing or not unique.
     """
     wanted, got = ({name: (leaf, gradient) for leaf, gradient, name in leaves} for leaves in (right, found))
     if "" in wanted or "" in got or len(wanted) < len(right) or len(got) < len(found):
         return None
-    exact = True
+    exact, moved = True, set[str]()
+    in_right, in_found, stepped, follows, changed = around
     for name in wanted.keys() | got.keys():
         (leaf, gradient), (other, its) = wanted.get(name, (None, None)), got.get(name, (None, None))
         if leaf is None or other is None:
@@ -347,14 +352,15 @@ def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, earlier
                 continue
             return None
         same = _same(gradient, its)
-        in_right, in_found, stepped = earlier
         before = [held[name] for held in (in_right, in_found) if name in held]
-        later = leaf[:2] == other[:2] and (
-            name not in in_right or any(_alike(one, other) for one in (*before, *stepped))
-        )
-        if same is None or not (later or _alike(leaf, other)):
+        if same is None or leaf[:2] != other[:2]:
             return None
+        if name in in_right and not any(_alike(one, other) for one in (leaf, *before, *stepped)):
+            if not (follows or name in changed):
+                return None
+            moved.add(name)
         exact &= same
+    changed |= moved
     return exact
 
 
