@@ -189,16 +189,16 @@ def renew_modes(context: Context) -> None:
         mode.__exit__(None, None, None)
 
 
-def withdraw(context: Context, message: object) -> None:
-    """Take noclobber's hooks off this thread's stack, if they are on top of it; `message` says why they are refused."""
+def withdraw(context: Context, unseen: str) -> bool:
+    """Take noclobber's hooks off this thread's stack and return True, if they are on top of it; `unseen` is for the
+    report's coverage."""
     thread = context.thread
-    if thread.withdrawn is None and has_hooks_on_top(context):
-        thread.withdrawn = hook_stack.top_hooks(True)
-        hook_stack.pop_hooks()
-        by_transform = str(message).startswith("torch.func.")
-        context.bus.not_seen(
-            "saves inside torch.func transforms" if by_transform else "saves inside `disable_saved_tensors_hooks`"
-        )
+    if thread.withdrawn is not None or not has_hooks_on_top(context):
+        return False
+    thread.withdrawn = hook_stack.top_hooks(True)
+    hook_stack.pop_hooks()
+    context.bus.not_seen(unseen)
+    return True
 
 
 def put_back(context: Context) -> None:
@@ -266,7 +266,9 @@ def arm_transforms(context: Context, way: Way) -> None:
     private.lookup("_C._autograd._saved_tensors_hooks_enable")
 
     def _saved_tensors_hooks_disable(*args: object, **kwargs: object) -> None:
-        way.guarded(withdraw, context, args[0] if args else "")
+        by_transform = str(args[0] if args else "").startswith("torch.func.")
+        unseen = "saves inside torch.func transforms" if by_transform else "saves inside `disable_saved_tensors_hooks`"
+        way.guarded(withdraw, context, unseen)
         if not way.on and (pair := context.thread.hooks) is not None and hook_stack.top_hooks(True) == pair:
             hook_stack.pop_hooks()  # else PyTorch refuses
         disable(*args, **kwargs)
