@@ -364,6 +364,29 @@ def test_a_line_is_looked_at_a_few_times_only(monkeypatch):
     assert not looks
 
 
+def loaded(net):
+    net.load_state_dict(net.state_dict())
+
+
+def stepped(net):
+    torch.optim.SGD(net.parameters(), 0.1).step()
+
+
+@pytest.mark.parametrize("write", [loaded, stepped])
+def test_what_has_no_other_form_costs_no_look(monkeypatch, write):
+    looks, real = [], holders._tensors_on
+    monkeypatch.setattr(holders, "_tensors_on", lambda *args: looks.append(args[0]) or real(*args))
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with noclobber.watch():
+        kept = net(torch.ones(1, 3)).sum()
+        kept.backward(retain_graph=True)
+        write(net)
+        assert not looks
+        h = made()
+        h += 1
+        assert looks
+
+
 def test_a_process_looks_for_a_second_in_all(monkeypatch):
     monkeypatch.setattr(holders, "spent", [holders._MOST_SECONDS])
     h = made()

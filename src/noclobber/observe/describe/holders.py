@@ -100,9 +100,12 @@ def _holders(
     """Return the names; None if there may be others. `frame` and those above it may hold the tensor too."""
     if gc.get_freeze_count() > frozen:
         return None
-    on, frames = _tensors_on(key, geometry(tensor)), list(outward(frame))
+    frames = list(outward(frame))
     begin = next((i for i, one in enumerate(frames) if owner_of(one.f_code.co_filename) is Owner.USER), None)
-    if begin is None or any(map(_is_special, on)) or _is_held_elsewhere(on):
+    if begin is None or not _may_be_written_anew(frames[:begin]):
+        return None
+    on = _tensors_on(key, geometry(tensor))
+    if any(map(_is_special, on)) or _is_held_elsewhere(on):
         return None
     seen = _Seen({id(one): 0 for one in on})
     seen.add_handles(handles)
@@ -116,6 +119,23 @@ def _holders(
             seen.called_with.update(map(id, variables(outer).values()))
     seen.add_paths(frames[begin])
     return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None
+
+
+def _may_be_written_anew(inside: list[FrameType]) -> bool:
+    """Return True if what the program's line calls is an operator, a module, or a function for one of these.
+
+    No other call has a form that returns a new tensor: the step of an optimizer, `load_state_dict`, a function of
+    another library. To look for the holders of what they write would take long, and say nothing.
+    """
+    called = [one.f_code for one in inside if owner_of(one.f_code.co_filename) is not Owner.NOCLOBBER][-1:]
+    return all(
+        _is_of_module(one, "_wrapped_call_impl") or one.co_filename.replace("\\", "/").endswith(_OF_OPERATORS)
+        for one in called
+    )
+
+
+_OF_OPERATORS = ("torch/_tensor.py", "torch/functional.py", "torch/nn/functional.py", "torch/nn/init.py")
+"""Files whose functions call an operator, and hand on what they are given."""
 
 
 def _tensors_on(key: int, where: Geometry) -> list[torch.Tensor]:
