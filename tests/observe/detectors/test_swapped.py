@@ -250,6 +250,16 @@ def test_a_write_to_memory_that_was_let_go_is_no_cause(hold, move):
     assert [write.via for event in heard.clobbers + heard.events for write in event.writes] == vias
 
 
+def test_a_write_to_no_element_afterwards_hides_nothing():
+    with noclobber.watch() as seen:
+        y = torch.full((3,), 2.0, requires_grad=True) * 1
+        loss = Keeps.apply(y).sum()
+        swap_tensors(y, other(y))
+        y[3:].zero_()  # moves the version that the ctx is asked for
+        loss.backward()
+    assert [one.code for one in seen.findings] == ["NC201"]
+
+
 @pytest.mark.parametrize("hold", HELD + READ)
 def test_preserved_gradients_are_right(hold):
     def program():

@@ -134,7 +134,9 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
             message = torch_messages.stale_message(alias, made_by, current, version)
         except RuntimeError as refusal:  # for one of several views PyTorch raises this instead of its stale message
             message = str(refusal)
-        writes = tuple(w for w in writes if w.version_before != w.version_after) or writes
+        # Where PyTorch does not compare versions, a write that moves none counts as well.
+        counted = [w for w in writes if w.version_before != w.version_after or (handle.unchecked and w.overlaps)]
+        writes = tuple(counted) or writes
     else:
         explained = any(write.overlaps for write in writes)
         if not any(write.via == "undeclared" for write in writes):
