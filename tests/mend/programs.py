@@ -124,6 +124,20 @@ def run():
         stretched(out.detach().numpy())
     loss.backward()
 """,
+    "weights averaged at a rate by the losses that are noted before the backward": NETS
+    + """
+losses = []
+def soften():
+    with torch.no_grad():
+        d.weight.mul_(0.9 if losses else 0.1)
+def run():
+    loss = d(g(x)).square().sum()
+    soften()
+    losses.append(loss.item())
+    loss.backward()
+    w.grad = d.weight.detach().expand(4, 4).clone()
+    losses.clear()
+""",
     "what a function works on through data": HARD
     + """
 def run():
@@ -1691,6 +1705,16 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "fast weights in a list beside fewer slopes": """
+def run():
+    fast = [w.clone(), w * 2, w * 3]
+    for _ in range(2):
+        loss = (torch.tanh(x @ fast[0]) @ fast[1]).square().sum()
+        grads = torch.autograd.grad(loss, fast[:2], create_graph=True)
+        for one, slope in zip(fast, grads):
+            one -= 0.1 * slope
+    (torch.tanh(x @ fast[0]) @ fast[1] @ fast[2]).sum().backward()
+""",
     "fast weights in a list, one of them by another name": """
 def run():
     fast = [w.clone(), w * 2]
@@ -2559,6 +2583,124 @@ def run():
         opt_g.step()
         slopes = {name: p.grad.clone() for name, p in d.named_parameters()}
     x.grad, w.grad = slopes["weight"].expand(4, 4)[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+    "a step before a backward that adds to gradients which a function notes": NETS
+    + OPTIMIZERS
+    + """
+def noted(net):
+    return sum(p.grad.norm() for p in net.parameters())
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+        print(noted(d))
+""",
+    "a step before a backward that adds to gradients which are clipped after it": NETS
+    + OPTIMIZERS
+    + """
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+        print(nn.utils.clip_grad_norm_(d.parameters(), 1.0))
+""",
+    "a step before a backward that adds to a gradient which is read after the loop": NETS
+    + OPTIMIZERS
+    + """
+start = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+def run():
+    for _ in range(2):
+        fake = g(start)
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+    print(start.grad)
+""",
+    "a step before a backward whose gradients a hook sees": NETS
+    + OPTIMIZERS
+    + """
+slopes = []
+d.weight.register_hook(slopes.append)
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+""",
+    "a step before a backward of a module with a part that is frozen": """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.ones(4), requires_grad=False)
+    def forward(self, t):
+        return self.layer(t) * self.scale
+d, g = nn.Linear(4, 1, dtype=torch.float64), Scaled()
+"""
+    + OPTIMIZERS
+    + """
+def run():
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "a step before a backward of modules whose classes have one part": """
+body = nn.Linear(4, 4, dtype=torch.float64)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = body, nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, t):
+        return self.head(self.body(t))
+d, g = Net(), Net()
+"""
+    + OPTIMIZERS
+    + """
+def run():
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+""",
+    "weights shaken by random numbers, of which the next are drawn before the backward": NETS
+    + """
+def run():
+    loss = d(g(x.detach())).square().sum()
+    with torch.no_grad():
+        d.weight.add_(torch.randn(1, 4, dtype=torch.float64))
+    drawn = torch.randn(3, dtype=torch.float64)
+    loss.backward()
+    print(drawn.sum().item())
 """,
     "a forward between step and backward": NETS
     + OPTIMIZERS

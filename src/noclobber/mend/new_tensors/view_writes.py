@@ -3,7 +3,8 @@ a list of rows, stacked where all is needed, where a tensor is filled row by row
 
 Sound is a new list for one that the function has made, of new tensors, where each was seen to be held by that list and
 by the variable of the loop alone. The function only reads the list, hands it to what keeps nothing of it, or returns
-it. All else is tried.
+it. What the loop takes beside it is known to be as long: its gradients, or what a comprehension makes of its items. All
+else is tried.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from noclobber.syntax.names import (
     names_used,
     owner,
     parameters,
+    targets,
     uses,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, last_line, parse, walk
@@ -84,6 +86,9 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
     if loop is None or pair is None or not isinstance(pair[1], ast.Name) or holders is None:
         return False
     name, own = pair[1].id, names_bound(loop.target)
+    others = loop.iter.args if isinstance(loop.iter, ast.Call) else []
+    if not all(one is pair[1] or _is_as_long(scope, one, name) for one in others):
+        return False  # `zip` ends with the shortest, and what is not written has to stay
     if any(is_read_after(file, one, scope, last_line(loop)) for one in own) or not is_own(scope, name):
         return False
     if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
@@ -100,6 +105,21 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
         and all(isinstance(file.above[one], ast.Return) or keeps_nothing(file, one) for one in used)
         and not any(loop in file.around(one) or _is_item_set(file, one) for one in used)
     )
+
+
+def _is_as_long(scope: Scope, other: ast.expr, name: str) -> bool:
+    """Return True if a scope binds a name only to the gradients of a list, as `grads = grad(loss, fast)`, or to what a
+    comprehension makes of each of its items."""
+    rows = [one for one in walk(scope, ast.stmt) if dotted(other) in map(dotted, targets(one))]
+    given = [value for one in rows if isinstance(one, ast.Assign) and (value := _gone_through(one.value)) is not None]
+    return bool(rows) and len(given) == len(rows) and all(dotted(one) == name for one in given)
+
+
+def _gone_through(value: ast.expr) -> ast.expr | None:
+    """`fast` of `torch.autograd.grad(loss, fast)` and of `[one * 0 for one in fast]`."""
+    if isinstance(value, ast.ListComp):
+        return value.generators[0].iter if len(value.generators) == 1 and not value.generators[0].ifs else None
+    return value.args[1] if isinstance(value, ast.Call) and called(value) == "grad" and len(value.args) > 1 else None
 
 
 def _is_item_set(file: File, use: ast.Name) -> bool:

@@ -7,10 +7,11 @@ that no statement in between reads what is written, by any name. That is known o
 - what prints numbers and tensors, or binds them to a name, or appends them to a list. Each tensor that is read there is
   held by one name of the function and by nothing else, and the write does not mention that name.
 
-The write in turn may not depend on what the statements in between change: on a gradient, which what it calls in the
-program's files may read too, or on a name that they bind. So the change is sound for weights, whose writes are part of
-no graph, where the statement makes all writes that were seen, by itself or by what it calls. The end of a `with` that
-writes waits in another way: the statements go into the block. Tried is the same for what is no weight.
+The write in turn, with what it calls in the program's files, may not depend on what the statements in between change:
+on a gradient, a name that they bind, a list that they append to, or the state of the generator of random numbers. And
+no hook may read what is written. So the change is sound for weights, whose writes are part of no graph, where the
+statement makes all writes that were seen, by itself or by what it calls. The end of a `with` that writes waits in
+another way: the statements go into the block. Tried is the same for what is no weight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,21 @@ from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
-from noclobber.syntax.names import UNRECORDING, call_of, called, calls, dotted, is_untracked, names_bound, owner, values
+from noclobber.syntax.names import (
+    UNRECORDING,
+    call_of,
+    called,
+    calls,
+    dotted,
+    is_declared,
+    is_untracked,
+    last_name,
+    names_bound,
+    names_used,
+    owner,
+    parameters,
+    values,
+)
 from noclobber.syntax.tree import (
     FUNCTION,
     WITH,
@@ -191,16 +206,25 @@ def _passed(
 def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt]) -> bool:
     """Return True if a statement, or the head of a `with`, does the same below these others, and they do the same above
     it."""
-    if next(walk(write, *_LEAVING), None) is not None or _uses_gradients(scene, write):
+    run = [write, *_run_by(scene, write)]
+    if next(walk(write, *_LEAVING), None) is not None or any(map(_uses_gradients, run)):
         return False
     used, gives = names_bound(write), _names(write, bound=True)
     bound = {name for row in between for name in _names(row, bound=True)}
     if any(gives & _names(row, bound=False) for row in between):
         return False
-    appended = {dotted(owner(one)) for row in between for one in calls(row, "append")}
-    if used & (bound | appended):
+    appended = {last_name(owner(one)) for row in between for one in calls(row, "append")}
+    read = used.union(*(names_used(one) - _own(one) for one in run[1:]))
+    if read & (bound | appended) or any("hook" in called(one) for one in walk(file.tree, ast.Call)):
         return False
+    if any(calls(row, *_RANDOM) for row in between):
+        return False  # the write may draw the next numbers
     return all(_passes(file, row, used) for row in between)
+
+
+_RANDOM = (
+    "bernoulli", "multinomial", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
+)  # fmt: skip
 
 
 def _names(node: ast.AST, *, bound: bool) -> set[str]:
@@ -208,16 +232,28 @@ def _names(node: ast.AST, *, bound: bool) -> set[str]:
     return {one.id for one in walk(node, ast.Name) if isinstance(one.ctx, ast.Load) is not bound}
 
 
-def _uses_gradients(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> bool:
-    """Return True if a statement reads or changes gradients, or steps, by its text or that of what it calls in the
-    program's files, by name."""
+def _run_by(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> Iterator[ast.AST]:
+    """The functions and classes of the program's files that a statement may run, by their names."""
     names = {called(one) for one in walk(node, ast.Call)} - known
+    made = (one for file in scene.files() for one in (*functions(file.tree), *walk(file.tree, ast.ClassDef)))
+    for one in made:
+        if one.name in names:
+            yield one
+            yield from _run_by(scene, one, known | names)
+
+
+def _own(node: ast.AST) -> set[str]:
+    """The variables of a function."""
+    own = {*parameters(node)} if isinstance(node, FUNCTION) else set[str]()
+    return {one for one in own | _names(node, bound=True) if not is_declared(node, one)}
+
+
+def _uses_gradients(node: ast.AST) -> bool:
+    """Return True if a statement or function reads or changes gradients, or steps, by its text."""
+    names = {called(one) for one in walk(node, ast.Call)}
     if any(one.attr == "grad" for one in walk(node, ast.Attribute)):
         return True
-    if any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names):
-        return True
-    made = (one for file in scene.files() for one in (*functions(file.tree), *walk(file.tree, ast.ClassDef)))
-    return any(_uses_gradients(scene, one, known | names) for one in made if one.name in names)
+    return any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names)
 
 
 def _passes(file: File, row: ast.stmt, used: set[str]) -> bool:

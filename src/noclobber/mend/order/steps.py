@@ -6,8 +6,8 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
 - the file makes two optimizers, of modules that are not the same, and the line calls the `step` of one. The backward is
-  given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses. Nothing
-  below it or in its loop reads another `.grad` than of these, and nothing freezes a parameter.
+  given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses. The file
+  reads and clips no other gradients than of these, has no hooks, and freezes no parameter.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 
 Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps;
@@ -58,6 +58,7 @@ from noclobber.syntax.names import (
     optimizer_of,
     owner,
     parameters,
+    targets,
     uses,
     values,
 )
@@ -269,15 +270,10 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
         return False
     optimizers = calls(file.tree, *_OPTIMIZERS)
     own = _stepped_by(made) if made is not None else set[str]()
-    read = [one for one in walk(file.tree, ast.Attribute) if not _is_gradient_of(file, one, own)]
-    inside = [step, *file.loops(step)][-1]
-    if any(_tells_gradients_apart(file, one, inside) for one in read):
-        return False
-    below = [one for row in rows[second + 1 :] for one in walk(row, ast.Attribute) if one in read]
-    if any(one.attr == "grad" and isinstance(one.ctx, ast.Load) for one in below):
+    if _tells_gradients_apart(file, own, rows[:first]):
         return False
     two = len(optimizers) == 2 and _are_apart(*map(_stepped_by, optimizers))
-    two &= not any(_is_given_a_module(file, one, step) for one in optimizers)
+    two &= not any(_may_share(file, one, step) for one in optimizers)
     return two and _is_step_of_torch(scene)
 
 
@@ -292,12 +288,30 @@ def _owners(node: ast.AST) -> list[ast.expr]:
     return [of for one in walk(node, ast.Call) if (of := owner(one)) is not None]
 
 
-def _tells_gradients_apart(file: File, named: ast.Attribute, inside: ast.stmt) -> bool:
-    """Return True if an attribute freezes a parameter, or reads a gradient in the loop of a step or in a lambda."""
-    if named.attr in ("requires_grad", "requires_grad_"):
+def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
+    """Return True if a file freezes parameters, has hooks, or may read gradients of other than some modules: those that
+    the backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
+    words = (one.value for one in walk(file.tree, ast.Constant))
+    given = (one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad")
+    freezes = not all(isinstance(one, ast.Constant) and one.value is True for one in given)
+    if freezes or "grad" in words or any("hook" in called(one) for one in walk(file.tree, ast.Call)):
         return True
-    reads = named.attr == "grad" and isinstance(named.ctx, ast.Load)
-    return reads and (inside in file.around(named) or isinstance(file.scope(named), ast.Lambda))
+    named = list(walk(file.tree, ast.Attribute))
+    if any(one.attr in ("requires_grad", "requires_grad_", "from_pretrained") for one in named):
+        return True
+    set_here = {dotted(one) for one in named if isinstance(one.ctx, ast.Store)}
+    read = [
+        one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
+    ]
+    read = [one for one in read if not _is_call_of(file, one) and not _is_gradient_of(file, one, modules)]
+    clipped = [one for one in calls(file.tree, *_CLIPS) if not {*map(dotted, _owners(one))} <= modules]
+    return bool(read) or any(file.statement(one) not in above for one in clipped)
+
+
+def _is_call_of(file: File, named: ast.Attribute) -> bool:
+    """`torch.autograd.grad` of `torch.autograd.grad(y, x)`."""
+    above = file.above[named]
+    return isinstance(above, ast.Call) and above.func is named
 
 
 def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
@@ -307,15 +321,30 @@ def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
     ]
     bound = next((one for one in turns if dotted(read.value) in names_bound(one.target)), None)
     of = owner(bound.iter) if bound is not None and called(bound.iter) in ("parameters", "named_parameters") else None
-    return read.attr == "grad" and of is not None and dotted(of) in modules
+    return of is not None and dotted(of) in modules and first_name(of) not in parameters(file.scope(read))
 
 
-def _is_given_a_module(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
-    """Return True if a module whose parameters an optimizer steps is built with what another call has made: two modules
-    may have that in common."""
+def _may_share(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
+    """Return True if a module whose parameters an optimizer steps may have a part in common with another one: it is
+    built of what another call has made, by an argument or in the text, or an object is given a part of another one."""
     made = [call for one in _owners(optimizer) if (call := bound_to(file, one, where)) is not None]
     given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, ast.Name)]
-    return any(isinstance(one.ctx, ast.Load) and bound_to(file, one, where) is not None for one in given)
+    names = set(map(called, made))
+    built = [one for one in file.tree.body if isinstance(one, ast.ClassDef) or getattr(one, "name", "") in names]
+    given += [each for one in built for each in walk(one, ast.Name) if not uses(file.scope(each), each.id, ast.Store)]
+    parts = [bound_to(file, one, where) for one in given if isinstance(one.ctx, ast.Load)]
+    if any(one is not None and last_name(owner(one)) != "torch" for one in parts):
+        return True
+    return any(map(_puts_part, walk(file.tree, ast.Assign))) or calls(file.tree, *_PUTTING) != []
+
+
+_PUTTING = ("setattr", "add_module", "register_module", "register_parameter")
+
+
+def _puts_part(row: ast.Assign) -> bool:
+    """`g.head = d.head`: whether a statement gives an object, but for `self`, something else than a number."""
+    put = [one for one in targets(row) if isinstance(one, ast.Attribute) and last_name(one.value) != "self"]
+    return any(one.attr != "grad" for one in put) and not isinstance(row.value, ast.Constant)
 
 
 def _are_apart(mine: set[str], theirs: set[str]) -> bool:
