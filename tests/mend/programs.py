@@ -1797,6 +1797,79 @@ def run():
     w.sub_(0.1 * w.grad)
     (x @ w).sum().backward()
 """,
+    "a weight of a module that is moved by noise for one forward": """
+layer = nn.Linear(4, 4, dtype=torch.float64)
+def run():
+    weight = layer.weight
+    with torch.no_grad():
+        noise = 0.1 * torch.ones_like(weight)
+    weight += noise
+    F.linear(x, weight).sum().backward()
+""",
+    "a row of a weight set under another name for one forward": """
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+    def forward(self, t):
+        weight = self.weight
+        weight[0] = 0.0
+        return F.linear(t, weight)
+masked = Masked()
+def run():
+    masked(x @ w).sum().backward()
+""",
+    "a point that moves before the backward which has saved it": """
+def run():
+    point = x.detach().clone().requires_grad_()
+    energy = (point * w[0]).square().sum()
+    with torch.no_grad():
+        drift = 0.1 * w[1]
+    point += drift
+    energy.backward()
+""",
+    "a point that moves in turns which are summed for one backward": """
+def run():
+    point, total = x.detach().clone().requires_grad_(), 0
+    for _ in range(2):
+        with torch.no_grad():
+            drift = 0.1 * w[1]
+        total = total + (point * w[0]).square().sum()
+        point += drift
+    total.backward()
+""",
+    "weights stepped by hand between two backwards of one forward": """
+def run():
+    first, second = (x @ w).square().sum(), (w ** 3).sum()
+    first.backward()
+    w.sub_(0.1 * w.grad)
+    second.backward()
+""",
+    "an attack that begins with the point itself": """
+def run():
+    attacked = x
+    for _ in range(2):
+        slope, = torch.autograd.grad((attacked @ w).square().sum(), attacked)
+        attacked += 0.1 * slope.sign()
+    (x @ w - attacked @ w).square().sum().backward()
+""",
+    "weights of an inner loop that begins with the outer ones": """
+def adapted(weight):
+    slope, = torch.autograd.grad((x @ weight).square().sum(), weight)
+    weight -= 0.1 * slope
+    return weight
+def run():
+    fast = adapted(w)
+    ((x @ fast).square().sum() + w.square().sum()).backward()
+""",
+    "weights that decay by an update which is kept": """
+updates = []
+def run():
+    (x @ w).sum().backward()
+    update = w.grad + 0.1 * w
+    w.sub_(0.1 * update)
+    updates.append(update)
+""",
     "a point that is scaled by what is computed without gradients": """
 def run():
     with torch.no_grad():
@@ -1815,6 +1888,46 @@ def run():
     point = x.detach().requires_grad_()
     point -= drift.detach() if drift.requires_grad else drift
     (point @ w).sum().backward()
+""",
+    "what a function works on through data, whose rows an attribute keeps": HARD
+    + """
+class Kept:
+    def __init__(self):
+        self.rows = []
+kept = Kept()
+def run():
+    out = torch.sigmoid(x @ w)
+    kept.rows += out
+    loss = out.square().sum()
+    hard(out)
+    (loss + kept.rows[0].detach().sum()).backward()
+""",
+    "what a function works on through data, by a layer that is named like a method": HARD
+    + """
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.Identity()
+part = Part()
+def run():
+    h = torch.sigmoid(x @ w)
+    out = part.norm(h)
+    loss = out.square().sum()
+    hard(out)
+    (loss + h.detach().sum()).backward()
+""",
+    "what a function works on through data, kept by an object that has a method of a tensor": HARD
+    + """
+class Log(list):
+    def add_(self, one):
+        self.append(one)
+log = Log()
+def run():
+    out = torch.sigmoid(x @ w)
+    log.add_(out)
+    loss = out.square().sum()
+    hard(out)
+    (loss + log.pop().detach().sum()).backward()
 """,
     "what a function works on through data, of a module that another name builds": HARD
     + """
@@ -2417,6 +2530,18 @@ def run():
         opt.zero_grad()
         h.sigmoid().sum().backward(retain_graph=True)
         opt.step()
+""",
+    "a state carried over turns of which every second one steps": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h = x @ w
+    for turn in range(4):
+        h = cell(x.detach(), h)
+        h.square().sum().backward(retain_graph=True)
+        if turn % 2:
+            opt.step()
+            opt.zero_grad()
 """,
     "a buffer whose graph the next backward would meet": """
 class Layer(nn.Module):

@@ -1,9 +1,9 @@
 """Detached values: state carried between iterations, values that one loss passes to another, graphs kept in vain.
 
-Sound where it was seen through which states a backward reached an older graph, and these are all, and the loop around
-it steps an optimizer: no gradient can reach back over the step, whose old weights are gone. Each turn of the loop comes
-to its end, where the states are detached, and each runs the backward. Sound too where each turn of a loop has a loss
-of its own from one graph, and nothing steps meanwhile: the graph is kept.
+Sound where it was seen through which states a backward reached an older graph, and these are all, and each turn of the
+loop around it steps an optimizer: no gradient can reach back over the step, whose old weights are gone. Each turn comes
+to the end of the loop, where the states are detached, and each runs the backward. Sound too where each turn of a loop
+has a loss of its own from one graph, and nothing steps meanwhile: the graph is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from noclobber.model.source import Site
 from noclobber.model.units import listed
 from noclobber.rules.shared.carrying import is_carried, is_renewed
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
-from noclobber.syntax.names import calls, dotted, is_stored, keyword, names_bound, names_used, owner, targets
+from noclobber.syntax.names import call_of, calls, dotted, is_stored, keyword, names_bound, names_used, owner, targets
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
 
 MOST_DETACHED = 3
@@ -73,8 +73,10 @@ def _carried(scene: Scene) -> Iterator[Change]:
 
 
 def _steps_alike(loop: Loop) -> bool:
-    """Return True if a loop steps and has one backward, and each turn before another comes to the end of its body."""
-    once = len(calls(loop, "backward", "grad")) == 1 and calls(loop, "step") != []
+    """Return True if each turn of a loop steps, has one backward and comes to the end of the body before another."""
+    steps = calls(loop, "step")
+    each = all(any(call_of(row) is one for row in loop.body) for one in steps)
+    once = len(calls(loop, "backward", "grad")) == 1 and steps != [] and each
     return once and next(walk(loop, ast.Continue, ast.Try), None) is None
 
 

@@ -3,10 +3,11 @@
 Sound if PyTorch refuses the write because the tensor requires a gradient: the program stopped there, so only the values
 that the statement computes have to stay the same. A write is an update, and not a part of the function, if its value
 consists only of gradients, numbers and plain arithmetic: no gradient could flow through that but to the weight itself,
-as where that decays. What the function has computed under `no_grad` may be added as well. What a custom Function writes
-is no update. Neighbouring statements of the same kind are put there too, because PyTorch would refuse them next.
-So is the whole of a loop that steps weights by hand in several statements, where the value was seen to carry no
-gradient.
+as where that decays. What the function has computed under `no_grad` may be added to what one name alone holds. No
+update is what a custom Function writes, what a later backward has saved, and what may be meant as a new tensor, such as
+the first weights of an inner loop by another name. Neighbouring statements of the same kind are put there too, because
+PyTorch would refuse them next. So is the whole of a loop that steps weights by hand in several statements, where the
+value was seen to carry no gradient.
 
 Tried is any write of a weight, of a `.grad`, or of mere numbers, whose value does not come from a call that may give a
 tracked tensor: that gradient would be lost.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holders.holding import writes_through
+from noclobber.mend.holders.holding import given_for, holds_alone, writes_through
 from noclobber.mend.holders.making import bound_to, is_function, is_method
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.events import Refusal
@@ -30,6 +31,7 @@ from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
     call_of,
     called,
+    calls,
     dotted,
     has_torch,
     is_of_gradients,
@@ -39,12 +41,14 @@ from noclobber.syntax.names import (
     last_name,
     mentions,
     names_bound,
+    owner,
     parameters,
     returns_value,
+    targets,
     uses,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, last_line, walk
+from noclobber.syntax.tree import FUNCTION, File, ends, last_line, starts, walk
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
@@ -94,6 +98,9 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     is_weight = scene.kind == "parameter"
     if of_constants and (loop := _loop_of_updates(write)) is not None:
         return [loop]
+    carries = isinstance(event, Refusal) and event.carries_gradient is True
+    if _is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
+        return []
     is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
     if not (is_update or (is_weight and (is_average(found) or of_constants))):
         return []
@@ -242,13 +249,85 @@ def _descends(file: File, write: ast.stmt) -> bool:
 
 
 def _shifts(file: File, write: ast.stmt) -> bool:
-    """Whether a statement adds what the function has computed under `no_grad`: the gradient of the sum is the same."""
+    """Whether a statement adds what the function has computed under `no_grad` to what one name alone holds: the
+    gradient of the sum is the same, and nothing else can tell what is moved from a new tensor."""
     if not isinstance(write, ast.AugAssign) or not isinstance(write.op, (ast.Add, ast.Sub)):
         return False
-    scope = file.scope(write)
+    scope, name = file.scope(write), dotted(write.target)
+    if not isinstance(write.target, ast.Name) or not holds_alone(file, name, write):
+        return False
     bound = [[file.statement(each) for each in uses(scope, one.id, ast.Store)] for one in walk(write.value, ast.Name)]
     plain = next(walk(write.value, ast.Call, ast.Attribute, ast.Subscript), None) is None
     return plain and bool(bound) and all(rows and all(_is_constant(file, row) for row in rows) for rows in bound)
+
+
+def _is_awaited(file: File, write: ast.stmt) -> bool:
+    """Return True if a backward below a write begins from what was computed above it, or in a turn of a loop before it:
+    that may have saved what is written."""
+    scope, loops = file.scope(write), list(file.loops(write))
+    for call in calls(scope, "backward", "grad"):
+        if starts(call) < ends(write):
+            continue
+        root = owner(call) if called(call) == "backward" else next(iter(call.args), None)
+        for name in _added(root):
+            bound = [file.statement(one) for one in uses(scope, name, ast.Store) if starts(one) < starts(call)]
+            last = bound[-1] if bound else None
+            if last is None:
+                continue
+            goes_on = isinstance(last, ast.AugAssign) or name in names_bound(getattr(last, "value", last))
+            if starts(last) < starts(write) or (goes_on and not set(loops) <= set(file.loops(call))):
+                return True
+    return False
+
+
+def _added(root: ast.expr | None) -> set[str]:
+    """The names of `loss`, `(loss + more).backward()`, and `scaler.scale(loss)`."""
+    if isinstance(root, ast.Call) and called(root) == "scale":
+        return set[str]().union(*map(_added, root.args))
+    if isinstance(root, ast.BinOp):
+        return _added(root.left) | _added(root.right)
+    return {root.id} if isinstance(root, ast.Name) else set()
+
+
+def _may_be_new(file: File, write: WriteSyntax) -> bool:
+    """Return True if a write that reads no `.grad` may be meant to leave its tensor unchanged, as the weights that an
+    inner loop begins with: another name than that of the tensor goes on with it, or the caller binds what is given
+    back to another name."""
+    found, scope = write.statement, file.scope(write.statement)
+    if not isinstance(write.base, ast.Name):
+        return False
+    name = write.base.id
+    bound = [file.statement(one) for one in uses(scope, name, ast.Store) if file.statement(one) is not found]
+    held = [one.value for one in bound if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]
+    written = [*writes_through(file, scope, name)]
+    again = [one for one in uses(scope, name, ast.Load) if file.statement(one) not in written]
+    again = [one for one in again if getattr(file.above[one], "attr", "") != "grad"]
+    loops = file.loops(found)
+    again = [one for one in again if starts(one) >= ends(found) or not set(loops).isdisjoint(file.around(one))]
+    if any(one.attr == "grad" and dotted(one.value) == name for one in walk(scope, ast.Attribute)):
+        return False
+    if again and any(isinstance(one, _PLACES) for one in held):
+        return True
+    given = given_for(file, name, scope) if name in parameters(scope) else []
+    back = any(name in names_bound(one) for one in walk(scope, ast.Return)) if given else False
+    rows = [(file.statement(one), dotted(one)) for one in given]
+    return back and any(isinstance(row, ast.Assign) and one not in map(dotted, targets(row)) for row, one in rows)
+
+
+_PLACES = (ast.Name, ast.Attribute, ast.Subscript)
+
+
+def _is_read_on(file: File, write: WriteSyntax) -> bool:
+    """Return True if more than an update reads a name that it is made of: that carries a gradient to the weight."""
+    rows: list[ast.stmt] = [write.statement]
+    scope, names = file.scope(write.statement), set[str]()
+    for row in rows:
+        more = names_bound(row) - names - {write.name}
+        names |= more
+        made = dict.fromkeys(file.statement(one) for name in more for one in uses(scope, name, ast.Store))
+        rows += [one for one in made if isinstance(one, ast.Assign) and one not in rows and not is_number(one.value)]
+    own = (one for row in rows[1:] for name in map(dotted, targets(row)) for one in uses(scope, name, ast.Load))
+    return any(file.statement(one) not in rows for one in own)
 
 
 def _is_constant(file: File, row: ast.stmt | None) -> bool:

@@ -82,7 +82,9 @@ def _is_sound(scene: Scene, file: File, call: ast.Call) -> bool:
         return False
     if not has_torch(file) or f".{net}." not in f".{scene.name}":
         return False
-    if any(one.name == net for one in functions(file.tree)) or any(one.site is None for one in scene.finding.writes):
+    if any(one.name == net for one in functions(file.tree)) or any(
+        one.site is None or one.step is not None for one in scene.finding.writes
+    ):
         return False
     return scene.writes() != [] and not any(map(_is_by_gradients, scene.writes()))
 

@@ -16,11 +16,11 @@ from noclobber.mend.holders.making import (
     KEEPING_NOTHING,
     METHODS,
     TAKING,
-    bound_to,
     forward_of,
     function_called,
     is_function,
     is_method,
+    is_tensors,
     module_called,
     module_gives_new,
     module_writes,
@@ -40,13 +40,13 @@ from noclobber.syntax.names import (
     last_name,
     mentions,
     names_used,
-    owner,
     parameters,
+    targets,
     uses,
     values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, LOOP, WITH, File, Function, Scope, ends, starts, walk, within
-from noclobber.syntax.writes import is_flagged, is_namespace, is_number
+from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -311,9 +311,7 @@ def is_new(file: File, value: ast.expr) -> bool:
     if not isinstance(value, ast.Call):
         return False
     made = module_called(file, value)
-    of = owner(value)
-    is_object = isinstance(of, ast.Name) and called(bound_to(file, of, value))[:1].isupper()
-    if (made is not None and module_gives_new(made)) or is_function(value) or (is_method(value) and not is_object):
+    if (made is not None and module_gives_new(made)) or is_function(value) or is_tensors(file, value):
         return True
     handed = passes_on(file, value)
     if handed is not None:
@@ -337,7 +335,8 @@ def only_reads(file: File, call: ast.Call, argument: ast.expr | None = None) -> 
     made = module_called(file, call)
     if made is not None and module_gives_new(made):
         return not module_writes(made)
-    if is_function(call) or is_method(call, of=TAKING if argument is not None else METHODS | KEEPING_NOTHING):
+    of = TAKING if argument is not None else METHODS | KEEPING_NOTHING
+    if is_function(call) or is_tensors(file, call, of=of):
         return True
     if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
         return True
@@ -383,11 +382,15 @@ def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
 
 
 def _is_list(file: File, added: ast.AugAssign) -> bool:
-    """Return True if `+=` may add the parts of a tensor to a list: the name is bound to one somewhere."""
-    name = added.target.id if isinstance(added.target, ast.Name) else ""
-    values = [file.statement(one) for one in uses(file.scope(added), name, ast.Store)]
-    lists = (one for row in values if isinstance(row, ast.Assign) for one in ast.walk(row.value))
-    return any(isinstance(one, (ast.List, ast.ListComp)) or called(one) == "list" for one in lists)
+    """Return True if `+=` may add the parts of a tensor to a list: what it writes to is bound somewhere to one, or is
+    an item of what is bound to a container."""
+    name = last_name(base_of(added.target))
+    rows = (one for one in walk(file.tree, ast.Assign) if name in map(last_name, targets(one)))
+    return any(isinstance(one, _CONTAINERS) or called(one) in _MAKING for row in rows for one in ast.walk(row.value))
+
+
+_CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
+_MAKING = ("list", "deque", "dict", "defaultdict")
 
 
 def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:

@@ -80,6 +80,19 @@ def is_method(call: ast.Call, *, of: frozenset[str] = METHODS) -> bool:
     return called(call) in of and not any(one.arg in ("out", None) for one in call.keywords)
 
 
+def is_tensors(file: File, call: ast.Call, *, of: frozenset[str] = METHODS) -> bool:
+    """Whether it is a method of a table, and of no object of the file: none has such a method or attribute, and what
+    it is called on is bound to no object of a class."""
+    if not is_method(call, of=of):
+        return False
+    name, on = called(call), owner(call)
+    own = (each.name for one in walk(file.tree, ast.ClassDef) for each in functions(one))
+    set_here = (one.attr for one in walk(file.tree, ast.Attribute) if isinstance(one.ctx, ast.Store))
+    made = called(bound_to(file, on, call)) if on is not None else ""
+    is_object = made[:1].isupper() and not made.endswith(("Parameter", "Buffer", "Tensor", "Variable"))
+    return not is_object and name not in own and name not in set_here
+
+
 def parts_of(made: ast.Call) -> list[ast.expr]:
     """The modules of an `nn.Sequential`, else the module itself."""
     return list(made.args) if called(made) == "Sequential" and not made.keywords else [made]

@@ -29,7 +29,7 @@ from noclobber.mend.holders.making import (
     MODULES,
     bound_to,
     is_function,
-    is_method,
+    is_tensors,
     module_called,
 )
 from noclobber.mend.scene import Scene
@@ -62,7 +62,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, last_line, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, functions, last_line, walk
 
 _HARMLESS = frozenset(
     """
@@ -325,26 +325,35 @@ def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
 
 
 def _may_share(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
-    """Return True if a module whose parameters an optimizer steps may have a part in common with another one: it is
-    built of what another call has made, by an argument or in the text, or an object is given a part of another one."""
-    made = [call for one in _owners(optimizer) if (call := bound_to(file, one, where)) is not None]
+    """Return True if a module whose parameters an optimizer steps may have a part in common with another one: what
+    makes it is not known, or has what another call has made, by an argument or in the text; or the file puts parts into
+    objects."""
+    owners = _owners(optimizer.args[0] if optimizer.args else optimizer)
+    made = [call for one in owners if (call := bound_to(file, one, where)) is not None]
     given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, ast.Name)]
-    names = set(map(called, made))
-    built = [one for one in file.tree.body if isinstance(one, ast.ClassDef) or getattr(one, "name", "") in names]
+    names, classes = set(map(called, made)), list(walk(file.tree, ast.ClassDef))
+    built = [*classes, *(one for one in functions(file.tree) if one.name in names)]
     given += [each for one in built for each in walk(one, ast.Name) if not uses(file.scope(each), each.id, ast.Store)]
     parts = [bound_to(file, one, where) for one in given if isinstance(one.ctx, ast.Load)]
-    if any(one is not None and last_name(owner(one)) != "torch" for one in parts):
+    of_classes = (row for one in classes for row in one.body if isinstance(row, ast.Assign))
+    if len(made) < len(owners) or any(one is not None and last_name(owner(one)) != "torch" for one in parts):
         return True
-    return any(map(_puts_part, walk(file.tree, ast.Assign))) or calls(file.tree, *_PUTTING) != []
+    if any(isinstance(one.value, ast.Call) for one in of_classes) or "cache" in file.text:
+        return True
+    roots = {dotted(one).partition(".")[0] for one in owners} - {"self"}
+    return any(_puts_part(one, roots) for one in walk(file.tree, ast.Assign)) or calls(file.tree, *_PUTTING) != []
 
 
 _PUTTING = ("setattr", "add_module", "register_module", "register_parameter")
 
 
-def _puts_part(row: ast.Assign) -> bool:
-    """`g.head = d.head`: whether a statement gives an object, but for `self`, something else than a number."""
+def _puts_part(row: ast.Assign, modules: set[str]) -> bool:
+    """`g.head = d.head`, `g[0] = d[0]`: whether a statement gives an object, but for `self`, something else than a
+    constant, or a module an item."""
     put = [one for one in targets(row) if isinstance(one, ast.Attribute) and last_name(one.value) != "self"]
-    return any(one.attr != "grad" for one in put) and not isinstance(row.value, ast.Constant)
+    items = (one for one in targets(row) if isinstance(one, ast.Subscript) and first_name(one.value) in modules)
+    is_part = any(one.attr != "grad" for one in put) or any(items)
+    return is_part and not isinstance(row.value, ast.Constant)
 
 
 def _are_apart(mine: set[str], theirs: set[str]) -> bool:
@@ -393,7 +402,7 @@ def operands(file: File, value: ast.expr) -> list[ast.expr] | None:
     for call in walk(value, ast.Call):
         made, of = module_called(file, call), owner(call)
         is_loss = called(made).endswith("Loss") and (called(made) in MODULES or last_name(owner(made)) == "nn")
-        if is_method(call, of=METHODS | KEEPING_NOTHING) and of is not None:
+        if is_tensors(file, call, of=METHODS | KEEPING_NOTHING) and of is not None:
             callees.add(call.func)
             if isinstance(of, ast.Attribute):
                 callees.update(walk(of, ast.expr))
