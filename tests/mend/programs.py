@@ -1819,6 +1819,14 @@ masked = Masked()
 def run():
     masked(x @ w).sum().backward()
 """,
+    "a row of an argument that is set, whose caller reads it again": """
+def blanked(table):
+    rows = table[:2]
+    rows[0] = 0.0
+    return rows.sum()
+def run():
+    (blanked(w) + w.square().sum()).backward()
+""",
     "a point that moves before the backward which has saved it": """
 def run():
     point = x.detach().clone().requires_grad_()

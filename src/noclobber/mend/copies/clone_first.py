@@ -16,8 +16,9 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holders.holding import root_of
-from noclobber.mend.holders.seen import is_seen_here_only
+from noclobber.mend.holders.holding import given_for, is_new, root_of
+from noclobber.mend.holders.making import HANDING_ON
+from noclobber.mend.holders.seen import is_over, is_seen_here_only
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Undeclared
@@ -109,12 +110,28 @@ def _of_own_view(write: WriteSyntax) -> Edit | None:
         return None
     bound = uses(file.scope(found), name, ast.Store)
     binding = file.above[bound[0]] if len(bound) == 1 else None
-    root = root_of(binding.value) if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else None
+    made = binding.value if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else found
+    root = root_of(made) if isinstance(made, ast.expr) else None
     names = (one for one in within(file.scope(found), ast.Name) if isinstance(one.ctx, ast.Load))
     later = {one.id for one in names if starts(one) >= ends(found)}
     if not isinstance(root, ast.Name) or root.id in later or name not in later:
         return None
+    if any(one.attr not in HANDING_ON for one in walk(made, ast.Attribute)) or not _is_read_here_only(file, root):
+        return None  # others may read `self.weight`, or what was given
     return cloned_before(file, found, name)
+
+
+def _is_read_here_only(file: File, name: ast.Name) -> bool:
+    """Return True if a scope binds a name to a new tensor, or no caller of the function reads again what it gives."""
+    scope = file.scope(name)
+    bound = [file.statement(one) for one in uses(scope, name.id, ast.Store)]
+    if bound or name.id not in parameters(scope):
+        return bool(bound) and all(isinstance(one, ast.Assign) and is_new(file, one.value) for one in bound)
+    given = [(one, file.statement(one)) for one in given_for(file, name.id, scope)]
+    return bool(given) and all(
+        isinstance(one, ast.Name) and row is not None and is_over(file, one.id, row, is_written=False)
+        for one, row in given
+    )
 
 
 _PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
