@@ -1853,6 +1853,12 @@ def run():
     w.sub_(0.1 * w.grad)
     second.backward()
 """,
+    "weights stepped by hand between the backwards of losses in a list": """
+def run():
+    for loss in [(x @ w).square().sum(), (w ** 3).sum()]:
+        loss.backward()
+        w.sub_(0.1 * w.grad)
+""",
     "an attack that begins with the point itself": """
 def run():
     attacked = x

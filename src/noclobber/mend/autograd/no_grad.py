@@ -262,20 +262,22 @@ def _shifts(file: File, write: ast.stmt) -> bool:
 
 
 def _is_awaited(file: File, write: ast.stmt) -> bool:
-    """Return True if a backward below a write begins from what was computed above it, or in a turn of a loop before it:
+    """Return True if a backward after a write, also in a later turn of a loop, begins from what was computed before it:
     that may have saved what is written."""
-    scope, loops = file.scope(write), list(file.loops(write))
+    scope, loops = file.scope(write), file.loops(write)
     for call in calls(scope, "backward", "grad"):
-        if starts(call) < ends(write):
-            continue
+        again = next((one for one in loops if one in file.around(call)), None)
+        below = starts(call) >= ends(write)
         root = owner(call) if called(call) == "backward" else next(iter(call.args), None)
-        for name in _added(root):
-            bound = [file.statement(one) for one in uses(scope, name, ast.Store) if starts(one) < starts(call)]
+        for name in _added(root) if below or again is not None else ():
+            bound = [file.nearest(one, ast.stmt) for one in uses(scope, name, ast.Store) if starts(one) < starts(call)]
             last = bound[-1] if bound else None
             if last is None:
                 continue
             goes_on = isinstance(last, ast.AugAssign) or name in names_bound(getattr(last, "value", last))
-            if starts(last) < starts(write) or (goes_on and not set(loops) <= set(file.loops(call))):
+            if not below and (again is None or last is again or again not in file.around(last)):
+                return True
+            if below and (starts(last) < starts(write) or (goes_on and not set(loops) <= set(file.loops(call)))):
                 return True
     return False
 

@@ -304,7 +304,7 @@ def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt])
         one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
     ]
     read = [one for one in read if not _is_call_of(file, one) and not _is_gradient_of(file, one, modules)]
-    clipped = [one for one in calls(file.tree, *_CLIPS) if not {*map(dotted, _owners(one))} <= modules]
+    clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(one) <= modules]
     return bool(read) or any(file.statement(one) not in above for one in clipped)
 
 
