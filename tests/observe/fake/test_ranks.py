@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -171,3 +172,29 @@ def test_a_group_needs_nobody_where_no_rank_is_asked_for():
         train(0, 2, seen)
     assert seen == [(0, 2, (8, 8))] * 2
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_one_stage_of_a_pipeline_takes_its_steps(rank):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    with noclobber.fake(world_size=4, rank=rank):
+        dist.init_process_group("nccl")
+        layer = nn.Linear(64, 64, bias=False).cuda()
+        comes_in = torch.empty(2, 64, device="cuda", requires_grad=rank > 0)
+        goes_out = torch.empty(2, 64, device="cuda", requires_grad=True)
+        stage = PipelineStage(layer, rank, 4, torch.device("cuda", rank), input_args=comes_in, output_args=goes_out)
+        schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+        x = torch.randn(8, 64, device="cuda")
+        schedule.step(*[x] * (rank == 0), **({"target": x, "losses": []} if rank == 3 else {}))
+        assert layer.weight.grad.shape == (64, 64)
+
+
+def test_a_stage_that_must_be_told_its_shapes_says_so():
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    with noclobber.fake(world_size=4, rank=1):
+        dist.init_process_group("nccl")
+        stage = PipelineStage(nn.Linear(4, 4).cuda(), 1, 4, torch.device("cuda", 1))
+        with pytest.raises(RuntimeError, match=r"input_args|complete static metadata"):  # torch 2.15 says it itself
+            Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss).step()

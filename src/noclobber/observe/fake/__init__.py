@@ -18,5 +18,6 @@ outside     what stays real: data loaders and data sets
 overlaps    refuses the writes that PyTorch refuses, as elements share memory
 steps       stops the program after some optimizer steps
 ranks       a process group of which this process is one rank
+pipelines   a stage of a pipeline that this rank runs
 memory      the bytes of all storages, and what they are at the peak
 """

@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from noclobber.observe.fake import pipelines
 from noclobber.observe.fake.devices import Devices, say_played
+from noclobber.observe.fake.pipelines import recv_object_list
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
@@ -114,6 +116,7 @@ class Ranks:
             native(backend="fake", store=store, rank=rank, world_size=world_size)
             # A DeviceMesh chooses the device of the rank, but not in a fake group (torch 2.13).
             devices.current = devices.current or rank % local
+            pipelines.patch(patches)
 
         for name, function in {"init_process_group": init_process_group, **_objects()}.items():
             native_one = getattr(dist.distributed_c10d, name)
@@ -164,7 +167,7 @@ def _objects() -> dict[str, Callable[..., None]]:
 
     def broadcast_object_list(object_list: list[Any], *_: Any, **__: Any) -> None: ...
 
-    functions = (all_gather_object, gather_object, scatter_object_list, broadcast_object_list)
+    functions = (all_gather_object, gather_object, scatter_object_list, broadcast_object_list, recv_object_list)
     return {one.__name__: one for one in functions}
 
 
