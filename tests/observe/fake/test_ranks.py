@@ -174,6 +174,19 @@ def test_a_group_needs_nobody_where_no_rank_is_asked_for():
     assert not dist.is_initialized()
 
 
+def test_the_ledger_counts_what_the_rank_holds():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    with noclobber.fake(world_size=16):
+        dist.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (16,))
+        rows = distribute_tensor(torch.randn(160, 8, device="cuda"), mesh, [Shard(0)]).requires_grad_()
+        with noclobber.watch(ledger=True) as seen:
+            (rows * 2).sin().sum().backward()
+    assert seen.ledger().bytes == 10 * 8 * 4
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_one_stage_of_a_pipeline_takes_its_steps(rank):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B

@@ -23,6 +23,7 @@ from noclobber.observe.describe.called import module_call, modules_called
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.local_numbers import parts
 
 Lives = Literal["", "parameter", "buffer"]
 """What else keeps a storage alive, for as long as the model is there."""
@@ -69,7 +70,8 @@ class SavedBytes:
 
     def saved(self, handle: Handle, frame: FrameType) -> None:
         """Count a save that was just made by code that `frame` called."""
-        key = storages.storage_key(handle.alias)
+        memory = _memory_of(handle.alias)
+        key = storages.storage_key(memory)
         if key is None:
             return
         with self._lock:
@@ -78,10 +80,10 @@ class SavedBytes:
                 known.holders += 1
                 self._hold(handle, key, known)
                 return
-            size = storages.storage(handle.alias).nbytes()
+            size = sum(storages.storage(one).nbytes() for one in parts(memory) or [memory])
             modules = [one for one, _ in modules_called(frame, module_call())]
             lives = _lives(handle.tensor(), key, modules)
-            reference = storages.storage_ref(handle.alias)
+            reference = storages.storage_ref(memory)
             one = _Storage(size, handle.place, self._path(*modules), lives, ref(handle), reference)
             self._storages[key] = one
             self._hold(handle, key, one)
@@ -123,7 +125,7 @@ class SavedBytes:
             for saved in graph.saves_of_or_gone(node):
                 handle = graph.content(saved)
                 if isinstance(handle, Handle):
-                    one = self._storages.get(storages.storage_key(handle.alias) or 0)
+                    one = self._storages.get(storages.storage_key(_memory_of(handle.alias)) or 0)
                     if one is not None and (not one.node or one.saver() is handle):
                         one.node = node.name()
 
@@ -153,6 +155,14 @@ class SavedBytes:
             names = self._names[root] = WeakKeyDictionary({one: name for name, one in root.named_modules()})
         name = names.get(inner, type(inner).__name__)
         return f"{type(root).__name__}.{name}" if name else type(root).__name__
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what holds the bytes: of a DTensor, whose own storage is one of the whole shape without bytes (torch 2.13;
+    tests/observe/fake/test_ranks.py), the part of this rank."""
+    while len(held := parts(tensor)) == 1:
+        tensor = held[0]
+    return tensor
 
 
 def _entry(place: Place | None, module: str, node: str, lives: Lives, size: int, count: int) -> Entry:
