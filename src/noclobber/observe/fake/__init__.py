@@ -11,6 +11,7 @@ kernels     dropout, attention and optimizers as a GPU computes them
 modules     says what parameters are, and gives modules from before the run their tensors back
 cudnn       recurrent layers and cells as a GPU computes them
 cublas      the workspaces for products of matrices
+grouped     products of groups of matrices, as experts compute them
 norms       the dtype of what norms keep
 batches     batches of the shapes that are asked for, where there is no data
 checkpoints files of weights: what is saved is kept without values, and what is there is read as shapes

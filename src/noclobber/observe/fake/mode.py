@@ -16,6 +16,7 @@ from noclobber.observe.core.writes.write_mode import move_versions
 from noclobber.observe.fake.cublas import Cublas
 from noclobber.observe.fake.cudnn import Cudnn
 from noclobber.observe.fake.devices import Devices, in_words, is_played
+from noclobber.observe.fake.grouped import grouped
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.norms import norms
 from noclobber.observe.fake.overlaps import refuse_overlaps
@@ -68,6 +69,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
             **Answers(asked, self._fresh).of,
             **self.cudnn.of,
             **norms(self._on_shapes, self._fresh),
+            **grouped(self._on_shapes, self._fresh),
             aten.new_empty.default: self._new_empty,
         }
 
