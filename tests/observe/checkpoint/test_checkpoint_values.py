@@ -285,6 +285,7 @@ class Logs(nn.Module):
 
 @MODES
 def test_what_the_region_only_notes_is_not_blamed(reentrant):
+    random.seed(0)  # two numbers that are close would be taken for rounding
     heard, _ = hear(lambda: made_by(Logs())(reentrant))
     (drift,) = heard.events
     assert {one.name for one in drift.moved} == {"calls_so_far", "last_result"}
