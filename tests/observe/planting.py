@@ -85,7 +85,7 @@ reached = []
 def fail():
     """Raise."""
     callers = [one.f_code.co_qualname for one, _ in traceback.walk_stack(sys._getframe(1))]
-    reached.append(" < ".join(callers[:8]))
+    reached.append(" < ".join(callers[:12]))
     raise KeyError(PLANTED)
 
 
