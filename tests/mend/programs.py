@@ -30,6 +30,32 @@ def hard(out):
     answer[answer >= 0.5] = 1
     return answer.mean().item()
 """
+# `gradients` below reads x.grad and w.grad. As they are set, these are not taken for gradients that the steps use.
+STEPS = """
+def run():
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+"""
+TURNS = """
+def run():
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+"""
 OPTIMIZERS = """
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
 """
@@ -795,32 +821,14 @@ def run():
 """,
     "a step before a backward": NETS
     + OPTIMIZERS
+    + TURNS
     + """
-def run():
-    for _ in range(2):
-        fake = g(x.detach())
-        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-        opt_d.zero_grad()
-        loss_d.backward()
-        opt_d.step()
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
     "a step before a backward whose gradients are noted": NETS
     + OPTIMIZERS
+    + TURNS
     + """
-def run():
-    for _ in range(2):
-        fake = g(x.detach())
-        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-        opt_d.zero_grad()
-        loss_d.backward()
-        opt_d.step()
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
         slopes = {name: p.grad.clone() for name, p in g.named_parameters()}
     x.grad, w.grad = slopes["weight"].expand(4, 4)[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
@@ -2697,29 +2705,12 @@ class Wrapped:
     def zero_grad(self):
         self.inner.zero_grad()
 opt_d, opt_g = Wrapped(d.parameters()), Wrapped(g.parameters())
-def run():
-    fake = g(x.detach())
-    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-    opt_d.zero_grad()
-    loss_d.backward()
-    opt_d.step()
-    opt_g.zero_grad()
-    loss_g.backward()
-    opt_g.step()
-""",
+"""
+    + STEPS,
     "a step before a backward that adds to gradients which are noted": NETS
     + OPTIMIZERS
+    + TURNS
     + """
-def run():
-    for _ in range(2):
-        fake = g(x.detach())
-        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-        opt_d.zero_grad()
-        loss_d.backward()
-        opt_d.step()
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
         slopes = {name: p.grad.clone() for name, p in d.named_parameters()}
     x.grad, w.grad = slopes["weight"].expand(4, 4)[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
@@ -2728,31 +2719,15 @@ def run():
     + """
 def noted(net):
     return sum(p.grad.norm() for p in net.parameters())
-def run():
-    for _ in range(2):
-        fake = g(x.detach())
-        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-        opt_d.zero_grad()
-        loss_d.backward()
-        opt_d.step()
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
+"""
+    + TURNS
+    + """
         print(noted(d))
 """,
     "a step before a backward that adds to gradients which are clipped after it": NETS
     + OPTIMIZERS
+    + TURNS
     + """
-def run():
-    for _ in range(2):
-        fake = g(x.detach())
-        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-        opt_d.zero_grad()
-        loss_d.backward()
-        opt_d.step()
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
         print(nn.utils.clip_grad_norm_(d.parameters(), 1.0))
 """,
     "a step before a backward that adds to a gradient which is read after the loop": NETS
@@ -2770,23 +2745,15 @@ def run():
         loss_g.backward()
         opt_g.step()
     print(start.grad)
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "a step before a backward whose gradients a hook sees": NETS
     + OPTIMIZERS
     + """
 slopes = []
 d.weight.register_hook(slopes.append)
-def run():
-    for _ in range(2):
-        fake = g(x.detach())
-        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-        opt_d.zero_grad()
-        loss_d.backward()
-        opt_d.step()
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
-""",
+"""
+    + TURNS,
     "a step before a backward of a module with a part that is frozen": """
 class Scaled(nn.Module):
     def __init__(self):
@@ -2798,17 +2765,7 @@ class Scaled(nn.Module):
 d, g = nn.Linear(4, 1, dtype=torch.float64), Scaled()
 """
     + OPTIMIZERS
-    + """
-def run():
-    fake = g(x.detach())
-    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-    opt_d.zero_grad()
-    loss_d.backward()
-    opt_d.step()
-    opt_g.zero_grad()
-    loss_g.backward()
-    opt_g.step()
-""",
+    + STEPS,
     "a step before a backward of modules whose classes have one part": """
 body = nn.Linear(4, 4, dtype=torch.float64)
 class Net(nn.Module):
@@ -2820,16 +2777,31 @@ class Net(nn.Module):
 d, g = Net(), Net()
 """
     + OPTIMIZERS
+    + STEPS,
+    "a step before a backward of modules that a cache gives one part": """
+import functools
+@functools.lru_cache
+def body():
+    return nn.Linear(4, 4, dtype=torch.float64)
+def made(out):
+    return nn.Sequential(body(), nn.Linear(4, out, dtype=torch.float64))
+d, g = made(1), made(4)
+"""
+    + OPTIMIZERS
     + """
 def run():
-    fake = g(x.detach())
-    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
-    opt_d.zero_grad()
-    loss_d.backward()
-    opt_d.step()
-    opt_g.zero_grad()
-    loss_g.backward()
-    opt_g.step()
+    for _ in range(2):
+        fake = g(x.detach())
+        opt_d.zero_grad()
+        loss_d = d(x.detach()).square().mean()
+        score = d(fake)
+        loss_d.backward()
+        opt_d.step()
+        opt_g.zero_grad()
+        loss_g = (score - 1).square().mean()
+        loss_g.backward()
+        opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "weights shaken by random numbers, of which the next are drawn before the backward": NETS
     + """
@@ -2854,6 +2826,7 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "weights printed between step and backward": NETS
     + OPTIMIZERS
@@ -2868,6 +2841,7 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "gradients that are not zeroed": NETS
     + OPTIMIZERS
@@ -2880,6 +2854,7 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "a canvas filled under vmap, of a function that others call as well": """
 def row(values):
@@ -3059,6 +3034,7 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "a step before a backward that skips a frozen layer": NETS
     + OPTIMIZERS
@@ -3073,6 +3049,7 @@ def run():
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "a gradient that another hook keeps": """
 seen = {}

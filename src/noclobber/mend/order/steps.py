@@ -62,7 +62,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, functions, last_line, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Place, Scope, functions, last_line, walk
 
 _HARMLESS = frozenset(
     """
@@ -338,10 +338,16 @@ def _may_share(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
     of_classes = (row for one in classes for row in one.body if isinstance(row, ast.Assign))
     if len(made) < len(owners) or any(one is not None and last_name(owner(one)) != "torch" for one in parts):
         return True
-    if any(isinstance(one.value, ast.Call) for one in of_classes) or "cache" in file.text:
+    if any(isinstance(one.value, ast.Call) for one in of_classes) or any(map(_is_cached, functions(file.tree))):
         return True
     roots = {dotted(one).partition(".")[0] for one in owners} - {"self"}
     return any(_puts_part(one, roots) for one in walk(file.tree, ast.Assign)) or calls(file.tree, *_PUTTING) != []
+
+
+def _is_cached(function: Function) -> bool:
+    """Whether a function is decorated so that it gives the same object again."""
+    named = (last_name(getattr(one, "func", one)) for one in function.decorator_list)
+    return not {"cache", "lru_cache"}.isdisjoint(named)
 
 
 _PUTTING = ("setattr", "add_module", "register_module", "register_parameter")

@@ -43,6 +43,7 @@ _ABOUT_WRITING = re.compile(
 )
 
 _MOST_NODES = 50
+"""Of a larger graph it is not asked which leaves it leads to."""
 _OF_NODE = re.compile(r"Backwards?\d*$")
 _SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
 _SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}

@@ -9,28 +9,30 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.torch_api.patches import Patches
 
 Kept = tuple[dict[str, Any], dict[str, Any]]
 
 
-def patch(patches: Patches, memory: Memory, *, keeps: bool) -> Callable[[], None]:
+def patch(patches: Patches, memory: Memory, way: Way, *, keeps: bool) -> Callable[[], None]:
     """Tell the memory which tensors are parameters of modules: `model.to("cuda")` has them on two devices. Return what
     ends that. If it `keeps`, modules then get back the tensors that they had before they were moved."""
     known: weakref.WeakKeyDictionary[torch.nn.Module, Kept] = weakref.WeakKeyDictionary()
+    learn = way.entry(lambda tensors: memory.learn("parameters", tensors))
     native: Callable[..., Any] = torch.nn.Module._apply
 
     def _apply(self: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
         if keeps and self not in known:
             known[self] = (dict(self._parameters), dict(self._buffers))
-        memory.learn("parameters", self._parameters.values())
+        learn(self._parameters.values())
         moved: torch.nn.Module = native(self, *args, **options)
-        memory.learn("parameters", self._parameters.values())
+        learn(self._parameters.values())
         return moved
 
     patches.put(torch.nn.Module, "_apply", _apply)
-    handle = register_module_parameter_registration_hook(lambda _, __, one: memory.learn("parameters", [one]))
+    handle = register_module_parameter_registration_hook(lambda _, __, one: learn([one]))
 
     def put_back() -> None:
         handle.remove()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
-from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 
 _NOBODY = (
@@ -22,13 +21,12 @@ def recv_object_list(*_: object, **__: object) -> NoReturn:
 def patch(patches: Patches) -> None:
     """Let the stages of a program know what their neighbours would tell them, if it has imported pipelines.
 
-    The gradient of a result has the shape of the result; what comes in is what the program has said of it. Before torch
-    2.13 a stage asks nobody for what the program has said (tests/observe/fake/test_ranks.py).
+    The gradient of a result has the shape of the result; what comes in is what the program has said of it. A release
+    without these names asks nobody for that (torch 2.10; tests/observe/fake/test_ranks.py).
     """
-    if "torch.distributed.pipelining.stage" not in sys.modules:
-        return
-    stages = private.lookup("distributed.pipelining.stage")
-    if not hasattr(stages.PipelineStage, "_recv_meta"):
+    stages: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    names = ("_StageForwardMeta", "_StageBackwardMeta", "_derive_grad_metas")
+    if not hasattr(getattr(stages, "PipelineStage", None), "_recv_meta") or not all(map(vars(stages).get, names)):
         return
 
     def _recv_meta(stage: Any, of: int) -> object:

@@ -16,7 +16,6 @@ from torch import multiprocessing
 
 from noclobber.observe.fake import pipelines
 from noclobber.observe.fake.devices import Devices, say_played
-from noclobber.observe.fake.pipelines import recv_object_list
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
@@ -167,7 +166,13 @@ def _objects() -> dict[str, Callable[..., None]]:
 
     def broadcast_object_list(object_list: list[Any], *_: Any, **__: Any) -> None: ...
 
-    functions = (all_gather_object, gather_object, scatter_object_list, broadcast_object_list, recv_object_list)
+    functions = (
+        all_gather_object,
+        gather_object,
+        scatter_object_list,
+        broadcast_object_list,
+        pipelines.recv_object_list,
+    )
     return {one.__name__: one for one in functions}
 
 

@@ -90,7 +90,7 @@ class FakeRun:
         self._at_end.callback(self._checkpoints.end)
         if self._batches is not None:
             self._batches.patch(patches)
-        self._at_end.callback(modules.patch(patches, self.memory, keeps=not self._order.is_program))
+        self._at_end.callback(modules.patch(patches, self.memory, self._way, keeps=not self._order.is_program))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
         self._at_end.callback(self._ranks.end)
         self._ranks.begin()

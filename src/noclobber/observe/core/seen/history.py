@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import pairwise
 from operator import attrgetter
 from typing import Protocol
@@ -84,7 +84,7 @@ class Memory:
     def recent(self) -> list[Record]:
         """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
         taken = list(self.native.records()) if self.native is not None else []
-        with suppress(IndexError) if self.steps else nullcontext():  # other threads take from them too
+        with suppress(IndexError):  # other threads take from them too
             while self.steps:
                 taken += self.steps.popleft().records()
         if taken:
