@@ -19,14 +19,21 @@ from noclobber.mend.change import LAST_RESORT, Change, Mend
 from noclobber.mend.copies.checkpointed_regions import run_alike
 from noclobber.mend.copies.clone_first import argument_cloned, into_clone, value_cloned
 from noclobber.mend.copies.clone_for_reader import kept_as_clone
-from noclobber.mend.copies.own_bytes import apart, expanded, made_from_mapped, not_shared, recorded_views
+from noclobber.mend.copies.own_bytes import (
+    apart,
+    expanded,
+    made_from_mapped,
+    not_shared,
+    packed_apart,
+    recorded_views,
+)
 from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
-from noclobber.mend.flags import without_flag, written_in_place
-from noclobber.mend.new_tensors.new_tensor import written_anew
+from noclobber.mend.flags import without_cache, without_flag, written_in_place
+from noclobber.mend.new_tensors.new_tensor import put_into, written_anew
 from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import as_lists, views
 from noclobber.mend.order.forwards_in_loops import moved_in
-from noclobber.mend.order.later_writes import hook_later, put_off
+from noclobber.mend.order.later_writes import hook_later, put_off, views_later
 from noclobber.mend.order.steps import across, reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
 from noclobber.model.finding import Finding
@@ -45,6 +52,7 @@ CURES: tuple[Mend, ...] = (
     reordered,
     across,
     put_off,
+    views_later,
     run_alike,
     expanded,
     not_shared,
@@ -53,8 +61,11 @@ CURES: tuple[Mend, ...] = (
     views,
     into_clone,
     written_anew,
+    put_into,
     apart,
+    packed_apart,
     without_flag,
+    without_cache,
     as_lists,
     from_clone,
     kept_as_clone,
@@ -76,12 +87,16 @@ SOUND: tuple[Mend, ...] = (
     detached,
     reordered,
     put_off,
+    views_later,
     run_alike,
     views,
     into_clone,
     written_anew,
+    put_into,
     apart,
+    packed_apart,
     without_flag,
+    without_cache,
     kept_as_clone,
     on_copies,
 )
@@ -100,7 +115,7 @@ def sound(finding: Finding) -> Change | None:
     nothing about that memory.
     """
     scene = Scene(finding, as_it_ran)
-    fitting = (apart,) if scene.is_unseen else (given_new,) if scene.is_packed else SOUND
+    fitting = (apart,) if scene.is_unseen else (given_new, packed_apart) if scene.is_packed else SOUND
     first = (next(cure(scene), None) for cure in fitting)
     return next((one for one in first if one is not None and one.is_sound), None)
 

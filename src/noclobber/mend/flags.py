@@ -5,6 +5,9 @@ name alone holds it (holding.py) and is bound to the result. Then only the shari
 cannot notice that. The module is made in one place, by `nn.X(..., inplace=True)` in its class or as a
 part of an `nn.Sequential`, whose inner results have no names.
 
+An autocast that keeps no casts makes each anew, of the weight as it is: that is sound where the files enter autocast
+in one place, and costs a cast for each use.
+
 Tried are the flags of modules that are named alike, those of a library's modules switched off, and the flag of
 `DistributedDataParallel` by which it writes buffers.
 """
@@ -21,6 +24,7 @@ from noclobber.mend.holders.seen import holders_at
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit, Finding
 from noclobber.model.hints import Opportunity
+from noclobber.model.silent import StaleCast
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
 from noclobber.syntax.in_place import in_place, with_flag
 from noclobber.syntax.names import arguments, called, calls, dotted, is_read_again, keyword, last_name
@@ -83,6 +87,17 @@ def _unsynced(scene: Scene) -> Iterator[Change]:
             if arguments(one) and keyword(one, "broadcast_buffers") is None:
                 edit = with_argument(file, one, "broadcast_buffers=False")
                 yield Change("do not broadcast the buffers", (edit,), 2, Cure.FLAG)
+
+
+def without_cache(scene: Scene) -> Iterator[Change]:
+    """`cache_enabled=False` for the only `torch.autocast` of the files of a finding."""
+    if not isinstance(scene.finding.event, StaleCast):
+        return
+    entered = [(file, one) for file in scene.files() for one in calls(file.tree, "autocast")]
+    for file, call in entered if len(entered) == 1 else ():
+        if keyword(call, "cache_enabled") is None and not any(isinstance(one, ast.Starred) for one in call.args):
+            edit = with_argument(file, call, "cache_enabled=False")
+            yield Change("let autocast keep no casts", (edit,), 1, Cure.FLAG, is_sound=True)
 
 
 def _calls_of(file: File, call: ast.Call) -> list[ast.Call]:

@@ -249,6 +249,11 @@ def optimizer_of(statement: ast.stmt) -> str:
     return ast.unparse(stepped) if dotted(base) and next(walk(stepped, ast.Call), None) is None else ""
 
 
+def differentiates(file: File) -> bool:
+    """Whether a program differentiates through its own gradients."""
+    return any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword))
+
+
 def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:
     """The value last assigned to a plain name above a node, in the same function; None where it is not plain."""
     found = None

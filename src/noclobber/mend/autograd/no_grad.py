@@ -32,6 +32,7 @@ from noclobber.syntax.names import (
     call_of,
     called,
     calls,
+    differentiates,
     dotted,
     has_torch,
     is_of_gradients,
@@ -93,7 +94,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if not has_torch(file):
         return []
     of_constants = isinstance(event, Refusal) and event.carries_gradient is False
-    if isinstance(event, Refusal) and event.carries_gradient and (not event.of_itself or _differentiates(file)):
+    if isinstance(event, Refusal) and event.carries_gradient and (not event.of_itself or differentiates(file)):
         return []
     is_weight = scene.kind == "parameter"
     if of_constants and (loop := _loop_of_updates(write)) is not None:
@@ -137,7 +138,7 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     """
     file, found = write.file, write.statement
     loop = next(iter(file.loops(found)), None)
-    if loop is None or _differentiates(file):
+    if loop is None or differentiates(file):
         return None
     grads = [one for one in walk(loop, ast.Attribute) if one.attr == "grad" and dotted(one.value) == write.name]
     if not grads or _descends(file, found) or not all(map(_only_computes, walk(loop, ast.Call))):
@@ -387,17 +388,12 @@ def _may_be_update(write: WriteSyntax, kind: str) -> bool:
     Where the program differentiates through its own updates (`create_graph`), it is none.
     """
     file, value, text = write.file, _value(write), write.file.source(write.statement)
-    if ".grad" not in text and _differentiates(file):
+    if ".grad" not in text and differentiates(file):
         return False
     if kind == "parameter" or ".grad" in text or (value is not None and is_of_gradients(file, value)):
         return True
     given = values(value) if isinstance(value, ast.Call) and writes(value) else [value] if value is not None else []
     return not any(map(names_bound, given))
-
-
-def _differentiates(file: File) -> bool:
-    """Whether the program differentiates through its own gradients."""
-    return any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword))
 
 
 def _is_tracked(write: WriteSyntax) -> bool:

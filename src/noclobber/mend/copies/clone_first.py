@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.holding import given_for, is_new, root_of
-from noclobber.mend.holders.making import HANDING_ON
+from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
 from noclobber.mend.holders.seen import is_over, is_seen_here_only
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
@@ -86,6 +86,8 @@ def _is_loop_variable(loop: Loop, name: str) -> bool:
 def _of_leaf(write: WriteSyntax) -> Iterator[Change]:
     """A clone of a leaf, or of a view of one, so that the gradient flows; or a clone where the view is made."""
     file, name, found = write.file, write.name, write.statement
+    if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
+        return
     title = f"write into a clone of `{name}`, so that the gradient flows through"
     if (edit := _of_own_view(write)) is not None:
         yield Change(title, (edit,), 1, Cure.CLONE_FIRST, is_sound=True)

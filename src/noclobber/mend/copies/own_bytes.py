@@ -5,7 +5,8 @@ PyTorch refuses because a mapped value is written into a tensor that exists once
 program never got further, and what is written stays the same. The tensor is made in the function, by `torch.zeros` or
 the like with nothing but its sizes, and no other statement binds the name; the new tensor has the element type that the
 old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps every argument that it gives.
-All else is tried.
+And where a pack hook itself writes into memory that it returns by a name: a clone of that is
+new memory, with the same bytes, which no other call writes. All else is tried.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from noclobber.model.units import listed
 from noclobber.syntax.edits import append, replace, undecorated
 from noclobber.syntax.names import (
     called,
+    calls,
     definition,
     dotted,
     has_stars,
@@ -32,7 +34,7 @@ from noclobber.syntax.names import (
     parameters,
     uses,
 )
-from noclobber.syntax.tree import FUNCTION, File, Scope, functions, walk
+from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
 from noclobber.syntax.writes import WriteSyntax
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
@@ -134,6 +136,30 @@ def _is_aside(file: File, value: ast.expr) -> bool:
 
 _SHARING = ("detach", "numpy", "cpu")
 """Methods that give the same memory."""
+
+
+def packed_apart(scene: Scene) -> Iterator[Change]:
+    """`return slot.clone()` for the `return slot` of a pack hook that fills a slot which it uses again."""
+    for write in scene.writes() if scene.is_packed else ():
+        file, scope = write.file, write.file.scope(write.statement)
+        if not isinstance(scope, FUNCTION) or not _packs(file, scope) or write.name in parameters(scope):
+            continue
+        returned = [
+            one
+            for each in walk(scope, ast.Return)
+            for one in (each.value.elts if isinstance(each.value, ast.Tuple) else [each.value])
+            if isinstance(one, ast.Name) and one.id == write.name and starts(each) >= ends(write.statement)
+        ]
+        if returned:
+            edits = tuple(append(file, one, ".clone()") for one in returned)
+            yield Change("let the pack hook return memory of its own", edits, 1, Cure.CLONE_VALUE, is_sound=True)
+
+
+def _packs(file: File, function: Function) -> bool:
+    """Return True if the file gives a function to `saved_tensors_hooks` to pack with."""
+    return any(
+        last_name(one.args[0]) == function.name for one in calls(file.tree, "saved_tensors_hooks") if len(one.args) == 2
+    )
 
 
 def recorded_views(scene: Scene) -> Iterator[Change]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.operators import MAYBE_SAME, VIEWS
-from noclobber.syntax.names import called, is_declared, last_name, owner
+from noclobber.syntax.names import called, definition, is_declared, last_name, owner
 from noclobber.syntax.tree import File, Function, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
@@ -91,6 +91,16 @@ def is_tensors(file: File, call: ast.Call, *, of: frozenset[str] = METHODS) -> b
     made = called(bound_to(file, on, call)) if on is not None else ""
     is_object = made[:1].isupper() and not made.endswith(("Parameter", "Buffer", "Tensor", "Variable"))
     return not is_object and name not in own and name not in set_here
+
+
+def is_item_of_new(file: File, target: ast.expr, where: ast.AST) -> bool:
+    """Whether it is `fast[name]` of a dict or a list that the function itself has made: `fast = dict(...)`."""
+    of = target.value if isinstance(target, ast.Subscript) else None
+    made = definition(file, of, where)
+    return isinstance(made, _NEW_CONTAINERS) or called(made) in ("dict", "list", "OrderedDict")
+
+
+_NEW_CONTAINERS = (ast.Dict, ast.List, ast.DictComp, ast.ListComp)
 
 
 def parts_of(made: ast.Call) -> list[ast.expr]:

@@ -26,12 +26,13 @@ from dataclasses import replace as replaced
 from noclobber.mend.change import Change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import may_be_kept, place_written
 from noclobber.mend.holders.seen import are_over, holders_at, is_seen_here_only
 from noclobber.mend.new_tensors.returned import returning
 from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
-from noclobber.model.events import without_indexes
+from noclobber.model.events import Refusal, without_indexes
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
 from noclobber.model.silent import Drift
@@ -42,6 +43,7 @@ from noclobber.syntax.names import (
     call_of,
     called,
     calls,
+    differentiates,
     dotted,
     has_torch,
     is_stored,
@@ -99,6 +101,19 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
         yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
+
+
+def put_into(scene: Scene) -> Iterator[Change]:
+    """`fast[name] = fast[name] - e` for `fast[name] -= e`, where the function made the dict or list itself: the leaf in
+    it stays what it is. Sound where the program differentiates through the new value, which no update by hand could
+    give it."""
+    for write in scene.writes() if scene.is_leaf else ():
+        file, found = write.file, write.statement
+        if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
+            event = scene.finding.event
+            is_sound = isinstance(event, Refusal) and event.carries_gradient is True and differentiates(file)
+            if edits := out_of_place(write):
+                yield Change(TITLE, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound)
 
 
 def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:

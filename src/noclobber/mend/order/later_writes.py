@@ -12,6 +12,9 @@ on a gradient, a name that they bind, a list that they append to, or the state o
 no hook may read what is written. So the change is sound for weights, whose writes are part of no graph, where the
 statement makes all writes that were seen, by itself or by what it calls. The end of a `with` that writes waits in
 another way: the statements go into the block. Tried is the same for what is no weight.
+
+What PyTorch refuses because one call made several views of the memory waits for no backward: the views are made below
+it instead.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from noclobber.mend.order.steps import operands, together
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Edit
+from noclobber.model.operators import SPLITS
 from noclobber.model.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
@@ -48,6 +52,7 @@ from noclobber.syntax.tree import (
     WITH,
     File,
     Place,
+    Scope,
     functions,
     has_text_of_lines,
     last_line,
@@ -70,6 +75,37 @@ def put_off(scene: Scene) -> Iterator[Change]:
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
     for one in dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)]):
         yield from _put_off(scene, read, one, cost)
+
+
+def views_later(scene: Scene) -> Iterator[Change]:
+    """`a, b = x.split(n)` moved below the write to `x` that PyTorch refuses because of these views.
+
+    Nothing in between reads a view, or binds what they are made of. The write was never made, and the views show it
+    either way, so the values stay what they are.
+    """
+    for write in scene.writes() if scene.is_split else ():
+        file, name = write.file, write.name
+        for made in _unpacked(file, file.scope(write.statement), name):
+            rows, first, last = together(file, made, write.statement)
+            between, views = rows[first + 1 : last + 1], names_bound(made.targets[0])
+            used = set[str]().union(*map(names_used, between))
+            bound = {each for row in between for each in _names(row, bound=True)}
+            leaves = any(next(walk(row, *_LEAVING), None) for row in between)
+            if first >= last or leaves or used & views or bound & _names(made.value, bound=False):
+                continue
+            if any(file.own_lines(one) is None for one in (made, rows[last])):
+                continue
+            lines = lines_of(file, made)[0], last_line(made)
+            put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
+            title = f"make the views of `{name}` after the write"
+            yield Change(title, (whole_lines(file, *lines), put), 1, Cure.LATER, is_sound=True)
+
+
+def _unpacked(file: File, scope: Scope, name: str) -> list[ast.Assign]:
+    """The statements `a, b = x.split(n)` and `a, b = torch.split(x, n)` of a scope."""
+    found = (one for one in within(scope, ast.Assign) if called(one.value) in SPLITS)
+    given = ((one, [owner(one.value), *values(one.value)]) for one in found if isinstance(one.value, ast.Call))
+    return [one for one, sources in given if name in map(dotted, sources[:2]) and len(one.targets) == 1]
 
 
 def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
