@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from noclobber.fix.edits.source import Misfit, Source, changed_lines
 from noclobber.model.finding import Edit, Finding, Label
 from noclobber.model.source import Owner, owner_of
-from noclobber.syntax.compiling import compiled
+from noclobber.syntax.compiling import compiled, parsed
+from noclobber.syntax.names import calls, is_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,29 @@ class Patch:
         """How many lines it touches."""
         return sum(changed_lines(self.before[path], self.after[path]) for path in self.after)
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """The attributes that its files have read and read no longer: what these hold matters to nobody."""
+        was, now = (
+            set[str]().union(*(_reads(one.plain) for one in some.values())) for some in (self.before, self.after)
+        )
+        return frozenset(was - now)
+
     def key(self) -> tuple[tuple[str, str], ...]:
         """Equal for patches that do the same."""
         return tuple(sorted((path, source.text) for path, source in self.after.items()))
+
+
+def _reads(text: str) -> set[str]:
+    """The attributes that a text may read: by their names, or by a string. Who registers a buffer that is no part of
+    the saved state reads none."""
+    tree = parsed(text)
+    nodes = list(ast.walk(tree))
+    unsaved = [one.args[0] for one in calls(tree, "register_buffer") if is_given(one, "persistent", False) and one.args]
+    texts = (one.value for one in nodes if isinstance(one, ast.Constant) and one not in unsaved)
+    return {one.attr for one in nodes if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load)} | {
+        one for one in texts if isinstance(one, str)
+    }
 
 
 def fitted(finding: Finding) -> Finding:

@@ -48,13 +48,14 @@ def by_derivative(
     result: Result,
     doubled: Callable[[], list[dict[str, Any]]],
     *,
+    unread: frozenset[str] = frozenset(),
     said: str = "",
 ) -> Verdict:
     """Compare the loss, what the program keeps, and the derivative along one direction, or along several.
 
     A write to a leaf may be an update or a part of what is computed, and only the patch says which. But if the written
     value depends on other leaves, an update would leave them without a gradient. `said` are the words on the calls
-    before. `doubled` runs the patched program in float64.
+    before. `doubled` runs the patched program in float64. Nothing reads the `unread` attributes of that.
     """
     its, known = comparison.call_of(found, stage.after + 1), True
     which = "next" if stage.after else "first"
@@ -63,13 +64,13 @@ def by_derivative(
         reference = stage.references.get(kind)
         right = comparison.call_of(reference.events, stage.after + 1)
         if right is None or its is None:
-            return _without_a_call(reference, found, result, said, its)
-        differing, exact = comparison.same_before(right, its, f"{which} ")
+            return _without_a_call(reference, found, result, said, its, unread)
+        differing, exact = comparison.same_before(right, its, f"{which} ", unread)
         if differing:
             return Verdict(False, why=differing, differs=True, result=result)
         equal = "to the last bit to" if exact else "up to rounding to"
         loss = f"{said}{which} loss equal {equal} what it is with gradients off{reference.words}"
-        how = _agreement(stage, kind, right, its, doubled)
+        how = _agreement(stage, kind, right, its, doubled, unread)
         if how:
             proof = f"{loss}; gradient agrees with {how}; {BEYOND}"
             return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
@@ -88,6 +89,7 @@ def _agreement(
     right: dict[str, Any],
     its: dict[str, Any],
     doubled: Callable[[], list[dict[str, Any]]],
+    unread: frozenset[str],
 ) -> str | None:
     """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing gives
     its derivative, or not for sure."""
@@ -101,7 +103,7 @@ def _agreement(
         if differences is None:
             continue
         call = comparison.call_of(doubled(), stage.after + 1) if double else its
-        if call is None or comparison.same_before(differences.still, call)[0]:
+        if call is None or comparison.same_before(differences.still, call, unread=unread)[0]:
             continue
         pairs = list(zip(differences.along, call.get("along", []), strict=False))
         if len(pairs) < len(differences.along) or not all(forward_mode.same(*pair) for pair in pairs):
@@ -112,13 +114,18 @@ def _agreement(
 
 
 def _without_a_call(
-    reference: Reference, found: list[dict[str, Any]], result: Result, said: str, its: object
+    reference: Reference,
+    found: list[dict[str, Any]],
+    result: Result,
+    said: str,
+    its: object,
+    unread: frozenset[str],
 ) -> Verdict:
     """Compare the ends of both runs, where one does not come to another backward call."""
     if not Ended.WELL is reference.result.ended is result.ended or reference.result.calls != result.calls:
         without = its is None and result.ended is Ended.WELL
         return without_gradients(result, said, NO_BACKWARD if without else UNREACHED)
-    differing = comparison.besides(reference.events, found, exact=True)
+    differing = comparison.besides(reference.events, found, exact=True, unread=unread)
     if differing := differing or printed.difference(reference.result, result):
         return Verdict(False, why=differing, differs=True, result=result)
     ends = f"what it keeps and prints in the end is what it is with gradients off{reference.words}"

@@ -169,7 +169,8 @@ class Prover:
         differences: list[str] = []
         of_loss = False
         codes = set(stage.codes)
-        derived = partial(by_derivative, stage, found, result, lambda: self._in_float64(patch))
+        unread = patch.unread
+        derived = partial(by_derivative, stage, found, result, lambda: self._in_float64(patch), unread=unread)
         for kind in kinds_for(stage.codes, stage.after):
             if kind == "derivative":
                 return derived()
@@ -189,6 +190,7 @@ class Prover:
                 found,
                 exact=same and compared.exact,
                 stepped=same and kind in WHOLE,
+                unread=unread,
                 kept=kind != "before",  # the program keeps what was overwritten, and the patch gives it the old value
             )
             if others and (same or DRIFT in codes):

@@ -375,8 +375,11 @@ def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:
 
 
 def _keeps_in_ctx(file: File, function: ast.FunctionDef) -> bool:
-    """Return True if the forward of a Function keeps what it is given by `ctx.save_for_backward` alone."""
+    """Return True if the forward of a Function keeps what it is given, and nothing else, by `ctx.save_for_backward`."""
     given = {*parameters(function)} - {"ctx"}
+    saved = [one for call in calls(function, "save_for_backward") for one in call.args]
+    if any(not isinstance(one, ast.Name) or one.id not in given for one in saved):
+        return False  # what was overwritten may be a tensor of its own
     uses = [one for one in walk(function, ast.Name) if one.id in given and isinstance(one.ctx, ast.Load)]
     return all(called(file.above[one]) == "save_for_backward" or keeps_nothing(file, one) for one in uses)
 

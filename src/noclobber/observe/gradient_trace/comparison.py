@@ -90,17 +90,26 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     return Comparison(compared - unmatched, exact, wrong, unmatched)
 
 
-def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: bool = True, kept: bool = True) -> str:
+def besides(
+    right: list[Event],
+    found: list[Event],
+    *,
+    exact: bool,
+    stepped: bool = True,
+    kept: bool = True,
+    unread: frozenset[str] = frozenset(),
+) -> str:
     """Return in words what differs between two runs besides their gradients; empty where nothing does.
 
     `exact` says that the gradients are equal bit for bit. Unless `stepped`, only the buffers are compared, and not what
-    optimizers make of the gradients, or what else the program keeps. Unless `kept`, that is left out.
+    optimizers make of the gradients, or what else the program keeps. Unless `kept`, that is left out. Attributes that
+    are `unread` may hold anything.
     """
     within = _SKETCHES if exact else _ROUNDED
     return (
         (_stepped_differ(right, found, within) if stepped else "")
-        or _kept_differ(right, found, "buffers")
-        or (_kept_differ(right, found, "state", within) if stepped and kept else "")
+        or _kept_differ(right, found, "buffers", unread=unread)
+        or (_kept_differ(right, found, "state", within, unread=unread) if stepped and kept else "")
         or (_ends_differ(right, found, "held", within) if stepped else "")
         or (_ends_differ(right, found, "leaves") if exact and stepped else "")
     )
@@ -202,16 +211,17 @@ def call_of(events: list[Event], number: int) -> Event | None:
     return next((event for event in reversed(events) if event.get("number") == number), None)
 
 
-def same_before(right: Event, found: Event, which: str = "") -> tuple[str, bool]:
+def same_before(right: Event, found: Event, which: str = "", unread: frozenset[str] = frozenset()) -> tuple[str, bool]:
     """Compare what two runs computed before a backward call: the loss, and what the program keeps. `which` loss it is,
-    in a word with a blank.
+    in a word with a blank. Attributes that are `unread` may hold anything.
 
     Returns in words what differs, empty where nothing does, and whether the loss is equal to the last bit.
     """
     same = _all_same(right["roots"], found["roots"])
     if same is None:
         return f"the {which}loss is different", False
-    return _kept_differ([right], [found], "buffers") or _kept_differ([right], [found], "state"), same
+    kept = (_kept_differ([right], [found], what, unread=unread) for what in ("buffers", "state"))
+    return next(filter(None, kept), ""), same
 
 
 def transforms(right: list[Event], found: list[Event]) -> int:
@@ -387,7 +397,9 @@ def _name(known: str) -> str:
     return known.rpartition(": ")[2].lstrip("0123456789").lstrip()
 
 
-def _kept_differ(right: list[Event], found: list[Event], what: str, within: float = _SKETCHES) -> str:
+def _kept_differ(
+    right: list[Event], found: list[Event], what: str, within: float = _SKETCHES, *, unread: frozenset[str]
+) -> str:
     """Return in words what the program keeps and differs; empty where nothing does. `what` is "buffers" or "state".
 
     It must be equal at each backward call, and at the end where both programs come to their own end. A patch may move
@@ -397,6 +409,8 @@ def _kept_differ(right: list[Event], found: list[Event], what: str, within: floa
     rows = list(zip(_kept_at(right, end=False), _kept_at(found, end=False), strict=False))
     ends = list(zip(_kept_at(right, end=True), _kept_at(found, end=True), strict=False))
     for name in dict.fromkeys(name for one, _ in (*rows, *ends) for name in one[what]):
+        if _name(name).rpartition(".")[2] in unread:
+            continue
         pairs, last = _pairs(rows, what, name), _pairs(ends, what, name)
         if not all(_alike(*pair, within) for pair in last):
             return f"in the end {_said(what, name)}"

@@ -40,8 +40,9 @@ def compile_nothing() -> None:
 
 
 def in_float64() -> None:
-    """Make numbers in float64 where the program does not say which type they have."""
+    """Make numbers in float64 where the program does not say which type they have; `.float()` says "a number"."""
     torch.set_default_dtype(torch.float64)
+    Patches().put(torch.Tensor, "float", torch.Tensor.double)
 
 
 def permit_inference_writes() -> None:
