@@ -264,10 +264,10 @@ def taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast
     return [pair for each in container.args for pair in taken_out(target, each)]
 
 
-def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
+def is_held_by_engine(file: File, name: str, write: ast.stmt, written: ast.Name | None = None) -> bool:
     """Return the same for a gradient or a save in a `backward` or hook: no other code should see these writes.
 
-    So it is enough that no other name of the function holds it.
+    So it is enough that no other name of the function holds it, but for what holds the result of what is `written`.
     """
     scope = file.scope(write)
     stored = uses(scope, name, ast.Store)
@@ -275,7 +275,7 @@ def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
         is_own(scope, name)
         and (bool(stored) or name in parameters(scope))
         and all(_binds_new(file, one) or _is_unpacked(file, one) for one in stored)
-        and all(keeps_nothing(file, one) for one in uses(scope, name, ast.Load))
+        and all(one is written or keeps_nothing(file, one) for one in uses(scope, name, ast.Load))
     )
 
 

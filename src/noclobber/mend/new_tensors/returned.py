@@ -75,20 +75,29 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         return None
     if isinstance(statement, ast.AugAssign):
         target = statement.target
-    elif (call := call_of(statement)) is not None:
+    elif (call := call_of(statement) or _value_of(statement)) is not None:
         target = root_of(call)
-    if not isinstance(target, ast.Name) or not is_held_by_engine(file, target.id, statement):
+    taken = target if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) else None
+    if not isinstance(target, ast.Name) or not is_held_by_engine(file, target.id, statement, taken):
+        return None
+    if taken is not None and is_read_again(file, taken.id, statement):
         return None
     edits = list[Edit]()
     for one in dict.fromkeys(writes_through(file, file.scope(statement), target.id)):
         found = out_of_place(write_in(file, one))
-        if len(found) != 1 or not found[0].replacement.startswith(f"{target.id} = "):
+        is_bound = one is statement and isinstance(one, ast.Assign)
+        if len(found) != 1 or not (is_bound or found[0].replacement.startswith(f"{target.id} = ")):
             return None
         edits += found
     if in_hook and not _is_returned(write):
         edits = list(returning(write, edits))
     title = f"make a new tensor of `{target.id}`, and leave the given tensor unchanged"
     return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True) if edits else None
+
+
+def _value_of(row: ast.stmt | None) -> ast.Call | None:
+    """`s.mul_(k)` of `slope = s.mul_(k)`."""
+    return row.value if isinstance(row, ast.Assign) and isinstance(row.value, ast.Call) else None
 
 
 def _is_returned(write: WriteSyntax) -> bool:
