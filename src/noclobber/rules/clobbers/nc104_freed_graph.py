@@ -45,7 +45,7 @@ from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import account
-from noclobber.rules.shared.carrying import built_once, steps_in_loop
+from noclobber.rules.shared.carrying import built_once, steps_after, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.refusing import recognised
 from noclobber.rules.shared.wording import node_in_words
@@ -75,6 +75,8 @@ _SHARED = "backward reaches into a part of the graph that another backward has f
 _DETACH = "detach the state that is carried over, at the end of each iteration: "
 _UNKNOWN = "`h = h.detach()`, and of a tuple each part, `h = tuple(part.detach() for part in h)`"
 _SUM = "sum the losses and call `backward` once"
+_SUM_FIRST = "sum the losses and call `backward` once, before the steps"
+_AGAIN = "or run the forward again for each backward"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 
 
@@ -101,18 +103,21 @@ def _explained(event: Refusal) -> Finding:
             helps = [*helps, _KEEP] if repeated else [_KEEP, _SUM, *helps]
         told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
         return _finding(replace(event, carried=()), _ONCE, told, _EACH + _STEPPED * stepped, Cause.BUILT_ONCE)
+    stepped = event.site is not None and steps_after(event.site)
+    two = [_SUM_FIRST, _AGAIN] if stepped else [_SUM, _RETAIN]
     if repeated is False and event.shared:
-        return _finding(event, _SHARED, [_SUM, _RETAIN], _note(True), Cause.SHARED)
+        return _finding(event, _SHARED, two, _note(True) + _STEPPED * stepped, Cause.SHARED)
     if repeated is False and event.written is not None:
         return _finding(event, _HEADLINES[repeated], [_before_write(event)], _note(repeated), Cause.CARRIED)
     detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)
     helps = {
-        True: [_SUM, _RETAIN],
+        True: two,
         False: [detach, *[f"or, if nothing is carried: {_FORWARD}"] * (once is None and not event.carried)],
         None: [f"for a carried state: {detach}", f"for two losses: {_SUM}"],
     }[repeated]
     known = {True: Cause.SHARED, False: Cause.CARRIED, None: None}
-    return _finding(event, _HEADLINES[repeated], helps, _note(repeated), known[repeated])
+    note = _note(repeated) + _STEPPED * (stepped and repeated is True)
+    return _finding(event, _HEADLINES[repeated], helps, note, known[repeated])
 
 
 def _shows_a_write(site: Site) -> bool:

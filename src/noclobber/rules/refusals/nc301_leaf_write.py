@@ -46,8 +46,8 @@ from noclobber.model.silent import Event
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import APPLIED, blamed, named, of_refusal, recognised, says, writes_it
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import computes, form, words_at
-from noclobber.syntax.names import called
+from noclobber.rules.shared.writetext import by_iteration, computes, form, words_at
+from noclobber.syntax.names import called, differentiates
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form
 
@@ -86,6 +86,11 @@ def _cure(refusal: Refusal) -> tuple[list[str], list[Help]]:
     if says(refusal, "has been used"):
         note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
         return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`", cure=Cure.CLONE_ARGUMENT)]
+    place = place_of(site)
+    if refusal.carries_gradient and not refusal.of_itself and place is not None and differentiates(place.file):
+        new = "collect the new tensors, and go on with these" if by_iteration(site) else "go on with a new tensor"
+        cut = "the program differentiates through this value, and `no_grad` would cut that"
+        return why, [Suggestion(f"{new}: {cut}", cure=Cure.OUT_OF_PLACE)]
     parameter = refusal.tensor.kind == "parameter"
     if _perhaps_a_view(refusal):
         note = "a view that was taken before its base was written with a tracked value counts as a leaf too"

@@ -26,7 +26,19 @@ from noclobber.syntax.names import (
     owner,
     targets,
 )
-from noclobber.syntax.tree import File, Function, Loop, Place, file_at, functions, last_line, place_of, walk, within
+from noclobber.syntax.tree import (
+    File,
+    Function,
+    Loop,
+    Place,
+    file_at,
+    functions,
+    last_line,
+    place_of,
+    starts,
+    walk,
+    within,
+)
 from noclobber.syntax.writes import is_of_loss
 
 Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
@@ -183,6 +195,13 @@ def is_carried(read: Site | None, name: str) -> bool:
     """Return True if the loop around a backward hands a variable from turn to turn."""
     loop = _loop_of(place_of(read))
     return loop is not None and _is_carried(loop, name)
+
+
+def steps_after(read: Site | None) -> bool:
+    """Return True if the function of a backward steps an optimizer below it: the next backward meets other weights."""
+    place = place_of(read)
+    steps = calls(place.file.scope(place.node), "step") if place is not None else []
+    return any(starts(one) > starts(place.row) for one in steps if place is not None)
 
 
 def steps_in_loop(read: Site | None) -> bool:

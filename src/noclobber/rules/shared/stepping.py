@@ -12,7 +12,7 @@ from noclobber.model.source import Site
 from noclobber.rules.shared.carrying import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import node_in_words
-from noclobber.syntax.names import bound_by_loop, first_name
+from noclobber.syntax.names import bound_by_loop, first_name, is_given
 from noclobber.syntax.tree import Placed, place_of, walk
 
 Situation = Literal["carried", "built once", "same pass"]
@@ -52,15 +52,14 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         return inside_backward(write, "step")
     now = situation(clobber, write)
     if now == "carried":
-        return (
-            Suggestion(
-                f"detach what is carried to the next iteration ({_detached(clobber)}) instead of `retain_graph=True`"
-            ),
-            Suggestion(
-                "if nothing is carried, run the forward inside the loop, or every backward before the first step; "
-                "detach constants that were computed before the loop (targets, old log-probabilities)"
-            ),
+        detach = f"detach what is carried to the next iteration ({_detached(clobber)})"
+        apart = (
+            "run the forward inside the loop, or every backward before the first step; detach constants that were "
+            "computed before the loop (targets, old log-probabilities)"
         )
+        if clobber.carried or _retains(clobber.read.site):
+            return Suggestion(f"{detach} instead of `retain_graph=True`"), Suggestion(f"if nothing is carried, {apart}")
+        return Suggestion(apart), Suggestion(f"or, if something is carried: {detach}")
     if now == "built once":
         forward = "run this forward inside the loop, so that each backward reads the weights it was built with"
         later = "run every backward before the first step: step in a second loop, after this one"
@@ -90,6 +89,12 @@ def inside_backward(write: Write, change: str) -> tuple[Suggestion, ...]:
     )
     moved = Suggestion(f"or {later}" if write.nested else later, cure=Cure.LATER)
     return (Suggestion(once), moved) if write.nested else (moved,)
+
+
+def _retains(read: Site | None) -> bool:
+    """Return True if the file of a backward keeps a graph for another one."""
+    place = place_of(read)
+    return place is not None and any(is_given(one, "retain_graph", True) for one in walk(place.file.tree, ast.Call))
 
 
 def _steps_again(clobber: Clobber, write: Write) -> bool:

@@ -72,8 +72,8 @@ from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
 from noclobber.rules.shared.writetext import words_at
-from noclobber.syntax.names import is_given
-from noclobber.syntax.tree import place_of
+from noclobber.syntax.names import calls, is_given
+from noclobber.syntax.tree import place_of, starts
 
 MESSAGES = (
     r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)",
@@ -109,6 +109,8 @@ def find(event: Event) -> Finding | None:
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
     writes.sort(key=lambda write: not is_step(write))
+    if not writes and (drawn := _drawn(event)) is not None:
+        return drawn
     headline, verb = "a checkpointed region gives other bytes when backward runs it again", "overwrites it"
     if writes:
         what = subject(writes[0].tensor)
@@ -148,6 +150,30 @@ def _differs(drift: Drift, moved: list[Moved]) -> Finding:
         *map(_in_words, moved[1:]),
     ]
     return account(headline, labels, notes=notes, helps=_PLAIN, cause=Cause.MOVED)
+
+
+def _drawn(drift: Drift) -> Finding | None:
+    """The finding where the function that computes calls `next` before: each run of the region takes one more value."""
+    place = place_of(drift.save.site)
+    scope = place.file.scope(place.node) if place is not None else None
+    drawn = [one for one in calls(scope, "next") if isinstance(one.func, ast.Name) and one.args]
+    drawn = [one for one in drawn if place is not None and starts(one) < starts(place.row)]
+    if place is None or not drawn:
+        return None
+    of = place.file.source(drawn[0].args[0])
+    labels = [
+        *known("create", drift.region, "the region is checkpointed here"),
+        label_at("write", place.file.span(drawn[0]), "each run of the region takes the next value here"),
+        *known(
+            "save", drift.save.site, f"{name_in_words(drift.save.tensor)} is not the same when it is computed again"
+        ),
+        *read_label(drift.read, verb="runs the region again"),
+    ]
+    headline = f"a checkpointed region takes another value from `{of}` when backward runs it again"
+    helps = [
+        f"call `next({of})` before the region, and give `checkpoint` the value as an argument: both runs get the same"
+    ]
+    return account(headline, labels, notes=[_AGAIN], helps=helps, cause=Cause.MOVED)
 
 
 def _in_words(moved: Moved) -> str:

@@ -56,15 +56,20 @@ Notes
 
 from __future__ import annotations
 
+import ast
+
 from noclobber.model.clobber import Clobber
 from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event, Undeclared
-from noclobber.rules.shared.account import account
+from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, known, same_line, write_label, writer_in_words
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words
+from noclobber.rules.shared.writetext import write_of
+from noclobber.syntax.names import names_bound
+from noclobber.syntax.tree import walk
 
 
 def find(event: Event) -> Finding | None:
@@ -107,11 +112,20 @@ def _function(event: Undeclared) -> Finding:
             f"without `mark_dirty`, {what} keeps its old place in the graph: later gradients are as if {name} had not "
             "run"
         ],
-        helps=[
-            "call `ctx.mark_dirty` on the input, and return it",
-            Suggestion(f"or leave the input as it is, and let {name} write a new tensor", cure=Cure.OUT_OF_PLACE),
-        ],
+        helps=_meanings(event, name),
     )
+
+
+def _meanings(event: Undeclared, name: str) -> list[Help]:
+    """The help for a write to an input: declared only where the Function also returns what it writes."""
+    dirty = "call `ctx.mark_dirty` on the input, and return it"
+    leave = f"leave the input as it is, and let {name} write a new tensor"
+    write = write_of(event.write.site)
+    scope = write.file.scope(write.statement) if write is not None else None
+    returned = [one.value for one in walk(scope, ast.Return) if one.value is not None] if scope is not None else []
+    if write is not None and returned and not any(write.name in names_bound(one) for one in returned):
+        return [Suggestion(leave, cure=Cure.OUT_OF_PLACE), f"or, if the caller is to have what it writes: {dirty}"]
+    return [dirty, Suggestion(f"or {leave}", cure=Cure.OUT_OF_PLACE)]
 
 
 def _beside(event: Undeclared) -> Finding:
