@@ -247,7 +247,7 @@ def _sound(scene: Scene) -> Change | None:
     """The change of all writes, where the name or the place that is written holds the tensor alone."""
     place = scene.place("write")
     refused = scene.is_refused and scene.finding.code not in _REFUSED
-    if place is None or place.statement is None or refused or isinstance(scene.finding.event, Drift):
+    if place is None or place.statement is None or refused or scene.drifts:
         return None
     if not _SHAPING.isdisjoint(scene.ops()):
         return None

@@ -103,11 +103,13 @@ def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
         for file, scope in _scope(code)
         for row in _rows(scope, one.name)
         if isinstance(row, Assignment) and row.value is not None and not isinstance(row.value, ast.Constant)
+        if not calls(row.value, "detach")  # which carries no graph
         for target in targets(row)
         if _is(target, one.name)
     ]
     again = [(file, row, target) for file, row, target in found if _computes_from_itself(row, one.name)]
-    chosen = again or [entry for entry in found if one.kind == "attribute" or entry[0].loops(entry[1])]
+    in_function = [entry for entry in found if entry[0].scope(entry[1]) is not entry[0].tree]
+    chosen = again or in_function or [entry for entry in found if entry[0].loops(entry[1])]
     return chosen if len({row for _, row, _ in chosen}) == 1 else []
 
 
