@@ -27,7 +27,7 @@ from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import as_lists, views
 from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_writes import hook_later, put_off
-from noclobber.mend.order.steps import across, reordered, summed
+from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
 from noclobber.model.finding import Finding
 
@@ -43,7 +43,6 @@ CURES: tuple[Mend, ...] = (
     summed,
     detached,
     reordered,
-    across,
     put_off,
     run_alike,
     expanded,

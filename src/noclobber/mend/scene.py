@@ -177,12 +177,16 @@ class Scene:
         """Whether the line to blame is the step of an optimizer."""
         return any(optimizer_of(one.row) for one in self.places("write"))
 
+    def step_and_backward(self) -> tuple[Place, Place] | None:
+        """The step to blame and the backward, where both stand in one file."""
+        step, read = self.place("write"), self.place("read")
+        is_known = step is not None and read is not None and step.file is read.file and self.steps()
+        return (step, read) if is_known and step is not None and read is not None else None
+
     def reads_first(self) -> bool:
         """Whether the step stands below the backward, as in a loop whose turns share a graph."""
-        step, read = self.place("write"), self.place("read")
-        if step is None or read is None or step.file is not read.file or not self.steps():
-            return False
-        return getattr(read.node, "lineno", 0) < step.row.lineno
+        places = self.step_and_backward()
+        return places is not None and getattr(places[1].node, "lineno", 0) < places[0].row.lineno
 
     def lines_written(self, file: File) -> set[int]:
         """The lines of the writes; 0 for a line of another file, or an unknown line."""
