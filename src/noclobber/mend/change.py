@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,21 @@ class Change:
     cure: Cure | None = None
     is_sound: bool = False
     way: Way = "same"
+
+
+def change(
+    title: str,
+    edits: Iterable[Edit | None],
+    cost: int = 0,
+    cure: Cure | None = None,
+    is_sound: bool = False,
+    way: Way = "same",
+) -> Iterator[Change]:
+    """Give a change of some edits; none where one of them cannot be made, or where there are none."""
+    wanted = tuple(edits)
+    made = tuple(one for one in wanted if one is not None)
+    if made and len(made) == len(wanted):
+        yield Change(title, made, cost, cure, is_sound, way)
 
 
 Mend = Callable[[Scene], Iterator[Change]]

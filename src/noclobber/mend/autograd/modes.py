@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.syntax.edits import replace
@@ -28,9 +28,8 @@ def recorded(scene: Scene) -> Iterator[Change]:
         dotted(one) == "torch.inference_mode" and isinstance(file.above[one], ast.Call) for file, one in uses
     )
     for some in dict.fromkeys([*((one,) for one in edits), tuple(edits)]):
-        if some:
-            title = "use `no_grad` instead of `inference_mode`"
-            yield Change(title, some, 1 if len(some) == 1 else 2, Cure.MODE, is_sound)
+        title = "use `no_grad` instead of `inference_mode`"
+        yield from change(title, some, 1 if len(some) == 1 else 2, Cure.MODE, is_sound)
 
 
 def _is_mode(one: ast.AST) -> bool:

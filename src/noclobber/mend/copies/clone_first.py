@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import given_for, is_new, root_of
 from noclobber.mend.holders.making import HANDING_ON
 from noclobber.mend.holders.seen import is_over, is_seen_here_only
@@ -52,12 +52,14 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
     loop = next(iter(reversed(file.loops(write.statement))), None)
     inside = cloned_before(file, _first_of_batch(write), name)
     saves = [one for one in scene.places("save") if one.file.path == file.path]
-    outside = cloned_before(file, loop, name) if loop is not None and not _is_loop_variable(loop, name) else None
-    if loop is not None and outside is not None and not any(loop in file.around(one.node) for one in saves):
-        yield Change(f"write into a clone of `{name}`, made before the loop", (outside,), cost, Cure.CLONE_FIRST)
-    if inside is not None:
-        cost += 0 if loop is None else 2
-        yield Change(f"write into a clone of `{name}`", (inside,), cost, Cure.CLONE_FIRST)
+    if (
+        loop is not None
+        and not _is_loop_variable(loop, name)
+        and not any(loop in file.around(one.node) for one in saves)
+    ):
+        outside = cloned_before(file, loop, name)
+        yield from change(f"write into a clone of `{name}`, made before the loop", [outside], cost, Cure.CLONE_FIRST)
+    yield from change(f"write into a clone of `{name}`", [inside], cost + 2 * (loop is not None), Cure.CLONE_FIRST)
 
 
 def _first_of_batch(write: WriteSyntax) -> ast.stmt:
@@ -87,13 +89,11 @@ def _of_leaf(write: WriteSyntax) -> Iterator[Change]:
     """A clone of a leaf, or of a view of one, so that the gradient flows; or a clone where the view is made."""
     file, name, found = write.file, write.name, write.statement
     title = f"write into a clone of `{name}`, so that the gradient flows through"
-    if (edit := _of_own_view(write)) is not None:
-        yield Change(title, (edit,), 1, Cure.CLONE_FIRST, is_sound=True)
+    yield from change(title, [_of_own_view(write)], 1, Cure.CLONE_FIRST, is_sound=True)
     is_read = is_read_after(file, name, file.scope(found), last_line(found))
     if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
-    if (edit := cloned_before(file, found, name)) is not None:
-        yield Change(title, (edit,), 1, Cure.CLONE_FIRST)
+    yield from change(title, [cloned_before(file, found, name)], 1, Cure.CLONE_FIRST)
     scope, root = file.scope(found), base_of(definition(file, write.base, found))
     if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):
         title = f"write into a clone of `{dotted(root)}`"

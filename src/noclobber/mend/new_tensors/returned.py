@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, root_of, writes_through
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Refusal
@@ -171,8 +171,7 @@ def _new_gradient(write: WriteSyntax) -> Iterator[Change]:
     """`lambda g: g * k`; a new tensor under the name in a backward; a hook that ends in the write returns it."""
     file = write.file
     if write.call is not None and isinstance(file.scope(write.call), ast.Lambda):
-        text = expression(file, write.call)
-        if text:
+        if text := expression(file, write.call):
             yield Change("return a new gradient", (replace(file, write.call, text),), 1, Cure.OUT_OF_PLACE)
         return
     edits, scope = out_of_place(write), file.scope(write.statement)
@@ -182,8 +181,7 @@ def _new_gradient(write: WriteSyntax) -> Iterator[Change]:
             return
         yield Change("make a new tensor", tuple(edits), 1, Cure.OUT_OF_PLACE)
     edit = cloned_before(file, write.statement, write.name) if write.name else None
-    if edit is not None:
-        yield Change(f"write into a clone of `{write.name}`", (edit,), 2, Cure.CLONE_FIRST)
+    yield from change(f"write into a clone of `{write.name}`", [edit], 2, Cure.CLONE_FIRST)
 
 
 def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:

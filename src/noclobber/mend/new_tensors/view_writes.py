@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 from itertools import chain, count
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new, keeps_nothing
 from noclobber.mend.holders.seen import holders_at, is_of
 from noclobber.mend.new_tensors.new_tensor import keeps_type
@@ -73,9 +73,9 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
     edits += [replace(file, one, text.replace("#", index)) for one in uses]
     yield Change("index instead of iterating", tuple(edits), 1)
     root = text.partition("[")[0]
-    clone = cloned_before(file, loop, root)
-    if clone is not None and is_read_after(file, root, file.scope(loop), last_line(loop)):
-        yield Change(f"index a clone of `{root}` instead of iterating", (clone, *edits), 2)
+    if is_read_after(file, root, file.scope(loop), last_line(loop)):
+        clone = cloned_before(file, loop, root)
+        yield from change(f"index a clone of `{root}` instead of iterating", [clone, *edits], 2)
 
 
 def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
@@ -204,9 +204,9 @@ def _cloned_parts(write: WriteSyntax) -> Iterator[Change]:
             value.func.value if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else value
         )
         held = root and root.split(".")[0] in ("self", *parameters(scope))
-        edit = cloned_before(file, write.statement, name)
-        if not held and not is_read_after(file, root, scope, one.lineno) and edit is not None:
-            yield Change(f"write into a clone of `{name}`", (edit,), 3, Cure.CLONE_FIRST)
+        if not held and not is_read_after(file, root, scope, one.lineno):
+            edit = cloned_before(file, write.statement, name)
+            yield from change(f"write into a clone of `{name}`", [edit], 3, Cure.CLONE_FIRST)
 
 
 def _loop(write: WriteSyntax) -> For | None:

@@ -21,7 +21,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import (
     BUILTINS,
     KEEPING_NOTHING,
@@ -208,12 +208,10 @@ def _first_stepped(rows: Sequence[ast.stmt]) -> str:
 def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
     """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
     name = optimizer_of(step.row)
-    gone = remove(file, step.row)
     between = [one for row in rows[first + 1 : second] for one in calls(row, "zero_grad")]
     later = [one for row in rows[second + 1 :] for one in _statements_in(row)]
-    if name and gone is not None and between and any(optimizer_of(one) == name for one in later):
-        zeros = [edit for one in between if (edit := remove(file, one)) is not None]
-        yield Change("step once, after both backwards", (gone, *zeros), 2)
+    if name and between and any(optimizer_of(one) == name for one in later):
+        yield from change("step once, after both backwards", [remove(file, one) for one in (step.row, *between)], 2)
 
 
 def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
@@ -236,8 +234,8 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
         opens = file.span(loop)
         lines = "".join(f"{inner}{file.source(row)}\n" for row in zeros)
         first = insert(file, opens.line, opens.column, f"{header}\n{lines}{indent}")
-        gone = [edit for row in zeros if (edit := remove(file, row)) is not None]
-        yield Change("run every backward before the first step", (first, *gone, later), 2)
+        edits = [first, *(remove(file, row) for row in zeros), later]
+        yield from change("run every backward before the first step", edits, 2)
     yield Change("step in a second loop, after every backward", (later,), 3)
 
 
@@ -509,12 +507,11 @@ def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> I
         return
     between = (each for row in rows[at + 1 : last] for each in walk(row, ast.Name))
     bound = {each.id for each in between if not isinstance(each.ctx, ast.Load)}
-    removed = [edit for row in (first, *gone) if (edit := remove(file, row)) is not None]
-    if dotted(one).partition(".")[0] in bound or len(removed) < 1 + len(gone):
+    if dotted(one).partition(".")[0] in bound:
         return
-    text = f"({file.source(one)} + {file.source(other)}).backward()"
-    title = "sum the losses and call `backward` once" + ", then step once" * bool(gone)
-    yield Change(title, (*removed, replace(file, read.row, text)), 0, way="summed")
+    edits = [*(remove(file, row) for row in (first, *gone))]
+    edits.append(replace(file, read.row, f"({file.source(one)} + {file.source(other)}).backward()"))
+    yield from change("sum the losses and call `backward` once" + ", then step once" * bool(gone), edits, way="summed")
 
 
 def _uses_gradients(row: ast.stmt) -> bool:
