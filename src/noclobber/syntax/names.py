@@ -75,6 +75,19 @@ def call_of(row: ast.AST | None) -> ast.Call | None:
     return row.value if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) else None
 
 
+def called_by(file: File, node: ast.AST) -> ast.Call | None:
+    """The call of what a node names: `h.add_(x)` for `h.add_`; None where it is not called."""
+    call = file.above[node]
+    return call if isinstance(call, ast.Call) and call.func is node else None
+
+
+def unindexed(node: ast.expr) -> ast.expr:
+    """`self.rows` of `self.rows[0][i]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:
     """The argument of a keyword."""
     return next((one for one in call.keywords if one.arg == name), None)
@@ -157,6 +170,17 @@ def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[a
     return [one for one in found if isinstance(one.ctx, contexts or ast.expr_context)]
 
 
+def bindings(file: File, scope: ast.AST, name: str) -> list[ast.AST]:
+    """What binds a plain name in a scope, or deletes it, in the order of the text; `x += 1` does not."""
+    return [file.above[one] for one in uses(scope, name) if is_stored(file, one)]
+
+
+def only_binding(file: File, scope: ast.AST, name: str) -> ast.Assign | None:
+    """The statement `name = ...`, where nothing else in a scope binds the name."""
+    bound = bindings(file, scope, name)
+    return bound[0] if len(bound) == 1 and isinstance(bound[0], ast.Assign) and len(bound[0].targets) == 1 else None
+
+
 def is_own(scope: ast.AST, name: str) -> bool:
     """Whether a variable is only that of a scope: no function in it uses it, no `match` binds it, and it is of no other
     scope."""
@@ -185,6 +209,11 @@ def is_declared(scope: ast.AST, name: str) -> bool:
 def mentions(file: File, name: str) -> list[Name]:
     """Where a file has a name, also as the last part of a longer one."""
     return [one for one in named(file.tree) if last_name(one) == name]
+
+
+def mentioned(file: File, name: str) -> list[Name]:
+    """The same without those that bind it."""
+    return [one for one in mentions(file, name) if not is_stored(file, one)]
 
 
 def reads(name: str, scope: ast.AST, file: File) -> Iterator[Name]:
@@ -292,11 +321,11 @@ def _is_gradient(file: File, node: ast.AST, known: tuple[str, ...]) -> bool:
 
 def _gives_gradients(file: File, row: ast.stmt | None, known: tuple[str, ...]) -> bool:
     """Whether a statement binds what `autograd.grad` gives, as `g, = grad(loss, w)`, or a name to a value of those."""
-    value = row.value if isinstance(row, ast.Assign) else None
-    if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and is_of_gradients(file, row.value, known):
+    if not isinstance(row, ast.Assign):
+        return False
+    if isinstance(row.targets[0], ast.Name) and is_of_gradients(file, row.value, known):
         return True
-    while isinstance(value, ast.Subscript):
-        value = value.value
+    value = unindexed(row.value)
     if not isinstance(value, ast.Call) or called(value) != "grad":
         return False
     return keyword(value, "create_graph") is None or is_given(value, "create_graph", False)

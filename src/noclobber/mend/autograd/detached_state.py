@@ -23,7 +23,18 @@ from noclobber.model.source import Site
 from noclobber.model.units import listed
 from noclobber.rules.shared.carrying import is_carried, is_renewed
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
-from noclobber.syntax.names import call_of, calls, dotted, is_stored, keyword, names_bound, names_used, owner, targets
+from noclobber.syntax.names import (
+    call_of,
+    called_by,
+    calls,
+    dotted,
+    is_stored,
+    keyword,
+    names_bound,
+    names_used,
+    owner,
+    targets,
+)
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
 
 MOST_DETACHED = 3
@@ -172,5 +183,4 @@ def _is_value(file: File, node: ast.expr) -> bool:
     above = file.above[node]
     if isinstance(above, ast.AugAssign):
         return above.value is node
-    called_as = isinstance(above, ast.Call) and above.func is node
-    return not (called_as or is_stored(file, node))
+    return not (called_by(file, node) or is_stored(file, node))

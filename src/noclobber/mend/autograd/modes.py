@@ -13,7 +13,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.syntax.edits import replace
-from noclobber.syntax.names import dotted, last_name
+from noclobber.syntax.names import called_by, dotted, last_name
 from noclobber.syntax.tree import File, walk
 
 
@@ -41,8 +41,8 @@ def _as_no_grad(file: File) -> Iterator[Edit]:
     for one in walk(file.tree, ast.Attribute):
         if one.attr != "inference_mode":
             continue
-        owner, call = dotted(one).removesuffix(last_name(one)), file.above[one]
-        if isinstance(call, ast.Call) and call.func is one:
+        owner, call = dotted(one).removesuffix(last_name(one)), called_by(file, one)
+        if call is not None:
             plain = all(isinstance(each, ast.Constant) and each.value is True for each in call.args)
             if plain and not call.keywords:
                 yield replace(file, call, f"{owner}no_grad()")

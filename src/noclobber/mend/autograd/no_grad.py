@@ -39,12 +39,13 @@ from noclobber.syntax.names import (
     is_stored,
     is_untracked,
     last_name,
-    mentions,
+    mentioned,
     names_bound,
     owner,
     parameters,
     returns_value,
     targets,
+    unindexed,
     uses,
     values,
 )
@@ -157,16 +158,10 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
 
 def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
     """Whether the file reads elsewhere each attribute, and what each item belongs to, that a loop assigns."""
-    attributes = [one for one in walk(loop, ast.Attribute) if isinstance(one.ctx, ast.Store)]
-    items = [one for one in walk(loop, ast.Subscript) if isinstance(one.ctx, ast.Store)]
-    for target in (*attributes, *items):
-        held: ast.expr = target
-        while isinstance(held, ast.Subscript):
-            held = held.value
-        name = last_name(held)
-        if name not in ("data", "grad"):
-            read = (one for one in mentions(file, name) if not is_stored(file, one))
-            yield not name or any(loop not in file.around(one) for one in read)
+    for target in (*walk(loop, ast.Attribute), *walk(loop, ast.Subscript)):
+        held = unindexed(target)
+        if isinstance(getattr(target, "ctx", None), ast.Store) and (name := last_name(held)) not in ("data", "grad"):
+            yield not name or any(loop not in file.around(one) for one in mentioned(file, name))
 
 
 def _only_computes(call: ast.Call) -> bool:

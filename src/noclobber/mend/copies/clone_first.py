@@ -23,7 +23,17 @@ from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Undeclared
 from noclobber.syntax.edits import append, cloned_before
-from noclobber.syntax.names import called, definition, dotted, is_read_after, names_bound, parameters, uses, values
+from noclobber.syntax.names import (
+    called,
+    definition,
+    dotted,
+    is_read_after,
+    names_bound,
+    only_binding,
+    parameters,
+    uses,
+    values,
+)
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_in, writes
 
@@ -108,15 +118,14 @@ def _of_own_view(write: WriteSyntax) -> Edit | None:
     name = target.value.id if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) else ""
     if not name or file.loops(found) or file.own_lines(found) is None:
         return None
-    bound = uses(file.scope(found), name, ast.Store)
-    binding = file.above[bound[0]] if len(bound) == 1 else None
-    made = binding.value if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else found
-    root = root_of(made) if isinstance(made, ast.expr) else None
+    binding = only_binding(file, file.scope(found), name)
+    root = root_of(binding.value) if binding is not None else None
     names = (one for one in within(file.scope(found), ast.Name) if isinstance(one.ctx, ast.Load))
     later = {one.id for one in names if starts(one) >= ends(found)}
     if not isinstance(root, ast.Name) or root.id in later or name not in later:
         return None
-    if any(one.attr not in HANDING_ON for one in walk(made, ast.Attribute)) or not _is_read_here_only(file, root):
+    taken = walk(binding.value, ast.Attribute) if binding is not None else ()
+    if any(one.attr not in HANDING_ON for one in taken) or not _is_read_here_only(file, root):
         return None  # others may read `self.weight`, or what was given
     return cloned_before(file, found, name)
 

@@ -46,6 +46,7 @@ from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import (
     called,
+    called_by,
     calls,
     definition,
     dotted,
@@ -53,8 +54,9 @@ from noclobber.syntax.names import (
     is_stored,
     keyword,
     last_name,
-    mentions,
+    mentioned,
     names_used,
+    only_binding,
     owner,
     parameters,
     uses,
@@ -202,8 +204,8 @@ def _kept_by_ctx(file: File, row: ast.stmt | None) -> Change | None:
     if not isinstance(row, ast.Assign) or not isinstance(row.value, ast.Name) or not isinstance(target, ast.Attribute):
         return None
     scope, name, around = file.scope(row), row.value.id, file.class_of(row)
-    bound = [file.above[one] for one in uses(scope, name, ast.Store)]
-    made = bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
+    bound = only_binding(file, scope, name)
+    made = bound.value if bound is not None else None
     if around is None or name in parameters(scope) or isinstance(scope, ast.Lambda) or row not in scope.body:
         return None
     below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
@@ -425,8 +427,7 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
 
 def _is_only_called(file: File, module: ast.expr) -> bool:
     """Return True if a file hands a module to nothing: no hook has what it computes inside."""
-    named = [one for one in mentions(file, last_name(module)) if not is_stored(file, one)]
-    return all(isinstance(file.above[one], ast.Call) and file.above[one].func is one for one in named)  # type: ignore[attr-defined]
+    return all(called_by(file, one) for one in mentioned(file, last_name(module)))
 
 
 def _parts(given: list[ast.expr]) -> list[ast.expr]:

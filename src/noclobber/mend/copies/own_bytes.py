@@ -21,16 +21,17 @@ from noclobber.model.operators import SPLITS, VIEWS
 from noclobber.model.units import listed
 from noclobber.syntax.edits import append, replace, undecorated
 from noclobber.syntax.names import (
+    bindings,
     called,
+    called_by,
     definition,
     dotted,
     has_stars,
-    is_stored,
     last_name,
     mentions,
+    only_binding,
     owner,
     parameters,
-    uses,
 )
 from noclobber.syntax.tree import FUNCTION, File, Scope, functions, walk
 from noclobber.syntax.writes import WriteSyntax
@@ -105,14 +106,12 @@ def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
     scope, root = file.scope(write.statement), root_of(write.target) if write.target is not None else None
     if not isinstance(root, ast.Name):
         return []
-    bound = [file.above[one] for one in uses(scope, root.id) if is_stored(file, one)]
-    bound = [one for one in bound if not isinstance(one, ast.AugAssign)]
     if root.id in parameters(scope):
         given, caller = given_for(file, root.id, scope), calls[-2] if len(calls) > 1 else None
         is_other = caller is not None and caller.statement not in [file.statement(one) for one in given]
-        return given if not is_other and not bound else []
-    row = bound[0] if len(bound) == 1 else None
-    return [row.value] if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) else []
+        return given if not is_other and not bindings(file, scope, root.id) else []
+    row = only_binding(file, scope, root.id)
+    return [row.value] if row is not None else []
 
 
 def _is_aside(file: File, value: ast.expr) -> bool:
@@ -178,7 +177,8 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
             continue
         own = parameters(scope)
         maker, dtype = f"new_{called(made)}", scene.finding.tensor.dtype if scene.finding.tensor else ""
-        is_known = scene.finding.cause is Cause.UNMAPPED and _is_plain(file, scope, made, name)
+        is_known = scene.finding.cause is Cause.UNMAPPED and only_binding(file, scope, name) is not None
+        is_known &= bool(made.args) and not made.keywords and not has_stars(made)
         if is_known and dtype and _maps(file, scope):
             sizes = ", ".join(file.source(one) for one in made.args)
             text = f"{own[0]}.{maker}({sizes}, dtype=torch.{dtype.removeprefix('torch.')})"
@@ -195,25 +195,19 @@ def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:
     return [one.id for one in walk(value, ast.Name) if one.id in names] if value is not None else []
 
 
-def _is_plain(file: File, scope: Scope, made: ast.Call, name: str) -> bool:
-    """Return True if the tensor is made of its sizes alone, and nothing else binds its name."""
-    stored = [one for one in uses(scope, name) if is_stored(file, one)]
-    return len(stored) == 1 and bool(made.args) and not made.keywords and not has_stars(made)
-
-
 def _maps(file: File, scope: Scope) -> bool:
     """Return True if the first parameter of a function is mapped wherever the file calls it, and is never bound
     again."""
     if not isinstance(scope, FUNCTION) or not (own := parameters(scope)):
         return False
-    named, again = mentions(file, scope.name), any(is_stored(file, one) for one in uses(scope, own[0]))
-    return bool(named) and not again and all(_is_mapped(file, one) for one in named)
+    named = mentions(file, scope.name)
+    return bool(named) and not bindings(file, scope, own[0]) and all(_is_mapped(file, one) for one in named)
 
 
 def _is_mapped(file: File, mention: ast.expr) -> bool:
     """`torch.vmap(function)(a)` around a mention of the function."""
     mapping = file.above[mention]
-    call = file.above[mapping]
+    call = called_by(file, mapping)
     if not isinstance(mapping, ast.Call) or called(mapping) != "vmap" or mapping.args != [mention] or mapping.keywords:
         return False
-    return isinstance(call, ast.Call) and call.func is mapping and bool(call.args) and not has_stars(call)
+    return call is not None and bool(call.args) and not has_stars(call)

@@ -23,6 +23,7 @@ from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import (
     UNRECORDING,
     called,
+    called_by,
     definition,
     dotted,
     has_stars,
@@ -169,9 +170,6 @@ def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:
 def _is_tensor(file: File, node: ast.Attribute) -> bool:
     """Whether an attribute may be a tensor, for all that the text shows: no method, and no owner but of a tensor's."""
     above = file.above[node]
-    if isinstance(above, ast.Call):
-        return above.func is not node
     if isinstance(above, ast.Attribute):
-        outer = file.above[above]
-        return above.attr in VIEWS or (isinstance(outer, ast.Call) and outer.func is above)
-    return True
+        return above.attr in VIEWS or called_by(file, above) is not None
+    return called_by(file, node) is None

@@ -31,6 +31,7 @@ from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
 from noclobber.model.operators import SPLITS
 from noclobber.syntax.names import (
     called,
+    called_by,
     dotted,
     has_stars,
     is_given,
@@ -38,7 +39,7 @@ from noclobber.syntax.names import (
     is_stored,
     keyword,
     last_name,
-    mentions,
+    mentioned,
     names_used,
     parameters,
     targets,
@@ -128,7 +129,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     elif function.name in _CALLED_BY_OTHERS:
         return False
     else:
-        called_as = [one for one in mentions(file, function.name) if not is_stored(file, one)]
+        called_as = [*mentioned(file, function.name)]
         if not called_as:
             return False
     with asking(function) as is_first:
@@ -170,8 +171,8 @@ def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bo
 
 def _given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.expr | None:
     """What a mention of a function that calls it gives for a parameter; None where that is not known."""
-    call = file.above[use]
-    if not isinstance(call, ast.Call) or call.func is not use or has_stars(call):
+    call = called_by(file, use)
+    if call is None or has_stars(call):
         return None
     places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     places = places[1:] if file.class_of(function) is not None else places
@@ -183,8 +184,7 @@ def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
     """What the file gives a function for a parameter, wherever it calls it; empty where others may call it too."""
     if not isinstance(function, FUNCTION) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
         return []
-    used = [one for one in mentions(file, function.name) if not is_stored(file, one)]
-    given = [_given_by(file, one, name, function) for one in used]
+    given = [_given_by(file, one, name, function) for one in mentioned(file, function.name)]
     return [one for one in given if one is not None] if None not in given else []
 
 
@@ -395,8 +395,8 @@ _MAKING = ("list", "deque", "dict", "defaultdict")
 
 def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:
     """The same for `h.shape`, `h.mean()`, `h.add_(1)` and `h.view(-1)`."""
-    call = file.above[use]
-    if not isinstance(call, ast.Call) or call.func is not use:
+    call = called_by(file, use)
+    if call is None:
         if use.attr in HANDING_ON and isinstance(use.ctx, ast.Load):
             return keeps_nothing(file, use, returned=returned)
         return use.attr in _ABOUT
@@ -546,8 +546,8 @@ def _is_written(file: File, name: ast.Name) -> bool:
     while isinstance(above, (ast.Attribute, ast.Subscript)) and above.value is node:
         if isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load):
             return True
-        call = file.above[above]
-        if isinstance(above, ast.Attribute) and isinstance(call, ast.Call) and call.func is above:
+        call = called_by(file, above)
+        if isinstance(above, ast.Attribute) and call is not None:
             if above.attr.endswith("_") and not above.attr.startswith("_") and above.attr not in KEEPING_NOTHING:
                 return True
             if above.attr not in HANDING_ON:
@@ -559,12 +559,9 @@ def _is_written(file: File, name: ast.Name) -> bool:
         node, above = above, file.above[above]
     if isinstance(above, ast.AugAssign):
         return above.target is node
-    call = file.above[above] if isinstance(above, ast.keyword) else above
-    if not isinstance(call, ast.Call) or node is call.func:
-        return False
     if isinstance(above, ast.keyword):
         return above.arg == "out"
-    if not call.args or node is not call.args[0]:
+    if not isinstance(above, ast.Call) or node not in above.args[:1]:
         return False
-    flagged = is_flagged(call) or (keyword(call, "inplace") is not None and not is_given(call, "inplace", False))
-    return flagged or called(call).rstrip("_") != called(call) or _is_in_place(file, call)
+    flagged = is_flagged(above) or (keyword(above, "inplace") is not None and not is_given(above, "inplace", False))
+    return flagged or called(above).rstrip("_") != called(above) or _is_in_place(file, above)

@@ -16,6 +16,7 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.names import (
     call_of,
     called,
+    called_by,
     definition,
     dotted,
     is_own,
@@ -110,11 +111,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 def _asks_for_shape(file: File, name: ast.Name) -> bool:
     """Return True for `h.shape` and `h.size(0)`, which a write of values leaves what they are."""
     above = file.above[name]
-    if not isinstance(above, ast.Attribute) or above.value is not name:
-        return False
-    call = file.above[above]
-    is_called = isinstance(call, ast.Call) and call.func is above
-    return above.attr in (("size", "dim", "numel") if is_called else ("shape", "dtype", "device", "ndim"))
+    of_shape = ("size", "dim", "numel") if called_by(file, above) else ("shape", "dtype", "device", "ndim")
+    return isinstance(above, ast.Attribute) and above.attr in of_shape
 
 
 def _writes_last(row: ast.stmt) -> bool:

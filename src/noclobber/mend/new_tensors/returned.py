@@ -25,13 +25,14 @@ from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
+    bindings,
     call_of,
     called,
     calls,
     is_read_again,
-    is_stored,
     mentions,
     names_bound,
+    only_binding,
     parameters,
 )
 from noclobber.syntax.tree import FUNCTION, File, functions, starts, walk
@@ -108,11 +109,10 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
         return None
     name, rows = root.id, scope.body
     uses = sorted((one for one in walk(scope, ast.Name) if one.id == name), key=starts)
-    bound = [file.statement(one) for one in uses if is_stored(file, one)]
     edit: Edit | None = None
-    row = bound[0] if len(bound) == 1 else None
-    given = row.value if isinstance(row, ast.Assign) and row.targets == [uses[0]] else None
-    if isinstance(given, ast.Name) and row in rows and not is_read_again(file, given.id, row):
+    row, bound = only_binding(file, scope, name), bindings(file, scope, name)
+    given = row.value if row is not None and row.targets == [uses[0]] else None
+    if row is not None and isinstance(given, ast.Name) and row in rows and not is_read_again(file, given.id, row):
         held, edit = given.id, append(file, given, ".clone()")
     elif not bound and write.statement in rows and write.statement is file.statement(uses[0]):
         held, edit = name, cloned_before(file, write.statement, name)

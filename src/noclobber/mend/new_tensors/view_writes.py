@@ -26,6 +26,7 @@ from noclobber.syntax.names import (
     dotted,
     is_own,
     is_read_after,
+    is_stored,
     keyword,
     names_bound,
     names_used,
@@ -67,7 +68,7 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
         return
     (target, whole), (text, length), index = pair, source, _fresh(file, loop)
     uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == name]
-    if any(isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign) for one in uses):
+    if any(is_stored(file, one) for one in uses):
         return
     edits = [replace(file, target, index), replace(file, whole, f"range({length})")]
     edits += [replace(file, one, text.replace("#", index)) for one in uses]
@@ -307,7 +308,7 @@ def _as_list(write: WriteSyntax) -> Iterator[Change]:
     if not name or "." in name or not file.loops(write.statement):
         return
     uses = _of_the_new(file, [one for one in walk(scope, ast.Name) if one.id == name])
-    stores = [one for one in uses if isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign)]
+    stores = [one for one in uses if is_stored(file, one)]
     indexes = [above for one in uses if isinstance(above := file.above[one], ast.Subscript) and above.value is one]
     depths = {_depth(one) for one in indexes}
     if len(stores) > 1 or len(depths) != 1 or None in depths:
@@ -377,7 +378,7 @@ def _depth(one: ast.Subscript) -> int | None:
 
 def _of_the_new(file: File, uses: list[ast.Name]) -> list[ast.Name]:
     """Without those up to `x = x.clone()`, which are of the tensor that had the name before."""
-    stores = [one for one in uses if isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign)]
+    stores = [one for one in uses if is_stored(file, one)]
     made = file.above[stores[0]] if len(stores) == 1 else None
     if not isinstance(made, ast.Assign) or not any(one.id in names_used(made.value) for one in uses):
         return uses

@@ -49,6 +49,7 @@ from noclobber.syntax.edits import (
 from noclobber.syntax.names import (
     call_of,
     called,
+    called_by,
     calls,
     dotted,
     first_name,
@@ -323,15 +324,9 @@ def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt])
     read = [
         one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
     ]
-    read = [one for one in read if not _is_call_of(file, one) and not _is_gradient_of(file, one, modules)]
+    read = [one for one in read if not called_by(file, one) and not _is_gradient_of(file, one, modules)]
     clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(one) <= modules]
     return bool(read) or any(file.statement(one) not in above for one in clipped)
-
-
-def _is_call_of(file: File, named: ast.Attribute) -> bool:
-    """`torch.autograd.grad` of `torch.autograd.grad(y, x)`."""
-    above = file.above[named]
-    return isinstance(above, ast.Call) and above.func is named
 
 
 def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:

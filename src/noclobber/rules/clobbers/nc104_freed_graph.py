@@ -47,15 +47,18 @@ from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.carrying import built_once, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
-from noclobber.rules.shared.refusing import recognised
+from noclobber.rules.shared.refusing import says
 from noclobber.rules.shared.wording import node_in_words
 from noclobber.rules.shared.writetext import form, target_of
 from noclobber.syntax.names import dotted
 from noclobber.syntax.writes import Form
 
 MESSAGES = (
-    "Trying to backward through the graph a second time",
-    "access saved (?:variables|tensors) after they have already been freed",
+    "[Trying to backward through the graph a second time] (or directly [access saved tensors after they have already "
+    "been freed]). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+    "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
+    "tensors after calling backward.",
+    "access saved variables after they have already been freed",
 )
 
 _HEADLINES = {
@@ -80,8 +83,7 @@ _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph rea
 
 def find(event: Event) -> Finding | None:
     """A refusal whose message says that the graph is freed."""
-    refusal = recognised(event, MESSAGES)
-    return _explained(refusal) if refusal is not None else None
+    return _explained(event) if isinstance(event, Refusal) and says(event, *MESSAGES) else None
 
 
 def _explained(event: Refusal) -> Finding:
