@@ -12,16 +12,16 @@ from noclobber.mend.autograd.no_grad import is_average
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH, VIEWS
+from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
 from noclobber.model.silent import Drift, LostHook, Overwritten
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import later, same_line
 from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
 from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable
-from noclobber.syntax.names import called, definition, dotted, is_read_again
+from noclobber.syntax.names import dotted, is_read_again
 from noclobber.syntax.tree import place_of
-from noclobber.syntax.writes import Form, WriteSyntax, base_of, is_number, mask_of, write_at, writes_for_caller
+from noclobber.syntax.writes import Form, WriteSyntax, is_number, mask_of, viewed_by, write_at, writes_for_caller
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 _ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}
@@ -180,8 +180,13 @@ class _Words:
         if text is not None and not is_call and (function := writes_for_caller(text)):
             words = f"let `{function}` return a new tensor, and let its caller use that: only the caller reads what is "
             return Suggestion(f"{words}written", cure=Cure.OUT_OF_PLACE)
-        if text is not None and not is_call and (part := _part(text)):
-            name, whole = part
+        name, whole = (text.name, dotted(viewed_by(text))) if text is not None else ("", "")
+        if (
+            text is not None
+            and not is_call
+            and whole not in ("", name)
+            and is_read_again(text.file, whole, text.statement)
+        ):
             words = f"`{name}` is a part of it, and a new tensor for `{name}` alone would not reach it"
             return Suggestion(f"make a new `{whole}` out of place: {words}", cure=Cure.OUT_OF_PLACE)
         if self.form is Form.FLAG or op in _ACTIVATIONS:
@@ -234,17 +239,6 @@ class _Words:
         named = f"`{base}`" if base else name_in_words(tensor)
         words = f"`{base} = {base}.clone()`" if base else "clone it"
         return Suggestion(f"write into a clone: {words} before this assignment to {named}", cure=Cure.CLONE_FIRST)
-
-
-def _part(write: WriteSyntax) -> tuple[str, str] | None:
-    """Return `head` and `att` for a write to `head` after `head = att[:, i]`, where `att` is read later on."""
-    if not isinstance(write.base, ast.Name):
-        return None
-    value = definition(write.file, write.base, write.statement)
-    is_part = isinstance(value, ast.Subscript) or (isinstance(value, ast.Call) and called(value) in VIEWS)
-    whole = dotted(base_of(value)) if is_part else ""
-    is_read = whole not in ("", write.name) and is_read_again(write.file, whole, write.statement)
-    return (write.name, whole) if is_read else None
 
 
 def _masked(write: WriteSyntax, name: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import given_for, is_new, root_of
 from noclobber.mend.holders.making import HANDING_ON
-from noclobber.mend.holders.seen import is_over, is_seen_here_only
+from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Undeclared
@@ -35,7 +35,7 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, last_line, starts, walk, within
-from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_in, writes
+from noclobber.syntax.writes import WriteSyntax, base_of, is_read_on, loses_write, write_in, writes
 
 
 def into_clone(scene: Scene) -> Iterator[Change]:
@@ -46,7 +46,7 @@ def into_clone(scene: Scene) -> Iterator[Change]:
         elif not scene.may_write_anew or (write.call is not None and not writes(write.call) and scene.is_clobber):
             continue
         elif scene.is_refused:
-            yield from before_write(write, scene, 4) if is_seen_here_only(write) else ()
+            yield from before_write(write, scene, 4) if is_read_on(write) else ()
         else:
             yield from before_write(write, scene, 2 if isinstance(write.target, ast.Subscript) else 3)
 

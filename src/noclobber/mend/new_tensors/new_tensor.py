@@ -27,7 +27,7 @@ from noclobber.mend.change import Change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.placing import may_be_kept, place_written
-from noclobber.mend.holders.seen import are_over, holders_at, is_seen_here_only
+from noclobber.mend.holders.seen import are_over, holders_at
 from noclobber.mend.new_tensors.returned import returning
 from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
@@ -61,6 +61,7 @@ from noclobber.syntax.writes import (
     is_flagged,
     is_in_vain,
     is_namespace,
+    is_read_on,
     loses_write,
     out_of_place,
     seen,
@@ -91,7 +92,7 @@ def written_anew(scene: Scene) -> Iterator[Change]:
     for write in writes:
         yield from _held_by_name(scene, write)
         given = write.call is not None and keyword(write.call, "out") is not None
-        if scene.is_refused and not (given or is_seen_here_only(write)):
+        if scene.is_refused and not (given or is_read_on(write)):
             continue
         is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
         yield from rebound(write, 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1)

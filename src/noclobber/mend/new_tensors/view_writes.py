@@ -54,8 +54,6 @@ def views(scene: Scene) -> Iterator[Change]:
         if scene.may_write_anew or scene.is_unseen:
             is_sound = scene.is_clobber and _is_of_own_list(scene, write)
             yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.is_split, is_sound=is_sound)
-        if scene.is_refused:
-            yield from _cloned_parts(write)
 
 
 def _by_index(write: WriteSyntax) -> Iterator[Change]:
@@ -194,20 +192,6 @@ def _inlined(write: WriteSyntax, cost: int) -> Iterator[Change]:
         gone = None if left else remove(file, one)
         if edits:
             yield Change("take each view where it is written", (*edits, *([gone] if gone else [])), cost)
-
-
-def _cloned_parts(write: WriteSyntax) -> Iterator[Change]:
-    """`a, b = x.chunk(2)` with `a = a.clone()` after it: right where nobody reads `x` itself afterwards."""
-    file, name, scope = write.file, dotted(write.base), write.file.scope(write.statement)
-    for one, _ in _unpackings(write):
-        value = one.value
-        root = dotted(
-            value.func.value if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else value
-        )
-        held = root and root.split(".")[0] in ("self", *parameters(scope))
-        if not held and not is_read_after(file, root, scope, one.lineno):
-            edit = cloned_before(file, write.statement, name)
-            yield from change(f"write into a clone of `{name}`", [edit], 3, Cure.CLONE_FIRST)
 
 
 def _loop(write: WriteSyntax) -> For | None:
