@@ -291,6 +291,22 @@ def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:
     return found
 
 
+def is_numeric(file: File, value: ast.expr) -> bool:
+    """Return True if the source shows that a value is a number; a name may be a tensor."""
+    if isinstance(value, ast.BinOp):
+        return is_numeric(file, value.left) and is_numeric(file, value.right)
+    if isinstance(value, ast.UnaryOp):
+        return is_numeric(file, value.operand)
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Attribute) and last_name(value.func.value) in ("math", "random")
+    if isinstance(value, ast.Name):
+        scope = file.scope(value)
+        bound = [one for at in {scope, file.tree} for one in bindings(file, at, value.id)]
+        plain = all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) for one in bound)
+        return bool(bound) and plain and value.id not in parameters(scope)
+    return isinstance(value, ast.Constant)
+
+
 _PLAIN = ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len")
 """Calls that keep a gradient a gradient."""
 

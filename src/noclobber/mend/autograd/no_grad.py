@@ -34,6 +34,7 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     has_torch,
+    is_numeric,
     is_of_gradients,
     is_read_after,
     is_stored,
@@ -201,7 +202,7 @@ def _beside(file: File, row: ast.stmt, fits: Callable[[ast.stmt], bool], *, abov
 def _sets(file: File, name: str, row: ast.stmt) -> bool:
     """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
-    numbers = stores and isinstance(row, ast.Assign) and _is_number(file, row.value)
+    numbers = stores and isinstance(row, ast.Assign) and is_numeric(file, row.value)
     return (numbers or _is_update(file, row)) and write_in(file, row).name == name
 
 
@@ -234,7 +235,7 @@ def _is_update(file: File, write: ast.stmt) -> bool:
     if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
         return all(is_of_gradients(file, one) for one in given)
     by_numbers = called(call_of(write)) in _OF_NUMBERS
-    return all(by_numbers or is_of_gradients(file, one) or _is_number(file, one) for one in given)
+    return all(by_numbers or is_of_gradients(file, one) or is_numeric(file, one) for one in given)
 
 
 def _descends(file: File, write: ast.stmt) -> bool:
@@ -349,22 +350,6 @@ def _values(write: ast.stmt) -> list[ast.expr]:
 def is_average(write: ast.stmt) -> bool:
     """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
     return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", ast.unparse(write)))
-
-
-def _is_number(file: File, value: ast.expr) -> bool:
-    """Return True if the source shows that a value is a number; a name may be a tensor."""
-    if isinstance(value, ast.BinOp):
-        return _is_number(file, value.left) and _is_number(file, value.right)
-    if isinstance(value, ast.UnaryOp):
-        return _is_number(file, value.operand)
-    if isinstance(value, ast.Call):
-        return isinstance(value.func, ast.Attribute) and last_name(value.func.value) in ("math", "random")
-    if isinstance(value, ast.Name):
-        scope = file.scope(value)
-        bound = [file.above[one] for at in (scope, file.tree) for one in uses(at, value.id, ast.Store)]
-        plain = all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) for one in bound)
-        return bool(bound) and plain and value.id not in parameters(scope)
-    return isinstance(value, ast.Constant)
 
 
 def _is_guarded(file: File, write: ast.stmt) -> bool:

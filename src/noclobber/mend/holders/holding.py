@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeGuard
@@ -121,19 +121,15 @@ def _may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str
 
 def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     """Return True if the file mentions a function only to call it, and reads nothing again of what is given to it."""
-    if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list:
-        return False
     owner = file.class_of(function)
-    if function.name == "forward" and owner is not None:
-        called_as = [one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner)]
-    elif function.name in _CALLED_BY_OTHERS:
+    given: list[ast.expr | None] = [*given_for(file, name, function)] or [None]
+    if isinstance(function, FUNCTION) and function.name == "forward" and owner and not function.decorator_list:
+        runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner))
+        given = [_given_by(file, one, name, function) for one in runs]
+    if isinstance(function, (ast.Module, ast.Lambda)):
         return False
-    else:
-        called_as = [*mentioned(file, function.name)]
-        if not called_as:
-            return False
     with asking(function) as is_first:
-        return is_first and all(_gives_alone(file, one, name, function) for one in called_as)
+        return is_first and all(one is not None and _is_given_last(file, one) for one in given)
 
 
 def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
@@ -157,11 +153,9 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
     return not (is_known or (isinstance(func, ast.Attribute) and is_namespace(func.value)))
 
 
-def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bool:
-    """Return True if a mention of a function calls it, and what it gives for a parameter is not read again."""
-    given = _given_by(file, use, name, function)
-    row = file.statement(given) if given is not None else None
-    names = aliases(file, given) if given is not None else None
+def _is_given_last(file: File, given: ast.expr) -> bool:
+    """Return True if what is given to a function is not read again."""
+    row, names = file.statement(given), aliases(file, given)
     if row is None or names is None or not all(is_over(file, one, row, is_written=False) for one in names):
         return False
     scope = file.scope(row)
@@ -270,25 +264,26 @@ def is_held_by_engine(file: File, name: str, write: ast.stmt) -> bool:
     So it is enough that no other name of the function holds it.
     """
     scope = file.scope(write)
-    stored = uses(scope, name, ast.Store)
-    return (
-        is_own(scope, name)
-        and (bool(stored) or name in parameters(scope))
-        and all(_binds_new(file, one) or _is_unpacked(file, one) for one in stored)
-        and all(keeps_nothing(file, one) for one in uses(scope, name, ast.Load))
-    )
+    is_known = name in parameters(scope) or uses(scope, name, ast.Store) != []
+    return is_known and _is_only_held_by(file, scope, name, _is_unpacked, returned=True)
 
 
 def owns(file: File, name: str, where: ast.AST) -> bool:
     """Return True if a name holds only numbers and tensors that nothing else ever holds, in the scope of a node."""
     scope = file.scope(where)
-    stored = uses(scope, name, ast.Store, ast.Del)
-    return (
-        is_own(scope, name)
-        and bool(stored)
-        and name not in parameters(scope)
-        and all(_binds_new(file, one) or _binds_number(file, one) for one in stored)
-        and all(keeps_nothing(file, one, returned=False) for one in uses(scope, name, ast.Load))
+    is_bound = name not in parameters(scope) and uses(scope, name, ast.Store, ast.Del) != []
+    return is_bound and _is_only_held_by(file, scope, name, _binds_number, returned=False)
+
+
+def _is_only_held_by(
+    file: File, scope: Scope, name: str, binds: Callable[[File, ast.Name], bool], *, returned: bool
+) -> bool:
+    """Return True if a name is bound to new tensors alone, or to what else it may be, and nothing keeps them."""
+    return is_own(scope, name) and all(
+        keeps_nothing(file, one, returned=returned)
+        if isinstance(one.ctx, ast.Load)
+        else _binds_new(file, one) or binds(file, one)
+        for one in uses(scope, name)
     )
 
 

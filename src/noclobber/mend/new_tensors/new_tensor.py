@@ -23,12 +23,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.placing import may_be_kept, place_written
 from noclobber.mend.holders.seen import are_over, holders_at
-from noclobber.mend.new_tensors.returned import returning
+from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
 from noclobber.model.events import without_indexes
@@ -41,12 +41,10 @@ from noclobber.syntax.names import (
     arguments,
     call_of,
     called,
-    calls,
     dotted,
     has_torch,
     is_stored,
     keyword,
-    last_name,
     named,
     names_bound,
     names_used,
@@ -70,7 +68,6 @@ from noclobber.syntax.writes import (
     written_by,
 )
 
-TITLE = "write out of place"
 _REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
 """Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
@@ -102,26 +99,6 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
 
 
-def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:
-    """The write with a new tensor for its result, bound to the name of the old one where the statement has no other.
-
-    None for a write into an argument that only the caller reads; a module's hook returns the new tensor instead.
-    """
-    edits = out_of_place(write)
-    if not is_in_vain(write, edits):
-        if edits:
-            yield Change(TITLE, tuple(edits), cost, Cure.OUT_OF_PLACE)
-    elif _is_in_hook(write) and (returned := returning(write, edits)):
-        yield Change(f"{TITLE}, and return the result from the hook", returned, cost, Cure.OUT_OF_PLACE)
-
-
-def _is_in_hook(write: WriteSyntax) -> bool:
-    """Return True if the function around a write is registered as a hook that may return another output of a module."""
-    function = getattr(write.file.scope(write.statement), "name", None)
-    hooks = calls(write.file.tree, "register_forward_hook")
-    return any(last_name(given) == function for one in hooks for given in one.args[:1])
-
-
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
     """Return True if `h[i] += e` puts the result back into a tensor; where `h` is a list, nothing is copied."""
     last = last_line(write.statement)
@@ -135,42 +112,37 @@ def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
 
 def _refilled(write: WriteSyntax) -> Iterator[Change]:
     """The statement `t.copy_(e)` as `t = e`, `t.normal_()` as `t = torch.randn_like(t)`, `t[:] = e` as `t = e`."""
-    file, statement = write.file, write.statement
-    target = seen(file.source(write.target)) if write.target is not None else ""
-    if loses_write(write):
+    file, statement, call, target = write.file, write.statement, write.call, write.target
+    is_whole = isinstance(target, ast.Subscript) and file.source(target).endswith(("[:]", "[...]"))
+    held = target.value if is_whole and isinstance(target, ast.Subscript) else target
+    if not dotted(held) or held is None or loses_write(write):
         return
-    if isinstance(statement, ast.Assign) and isinstance(write.target, ast.Subscript):
-        if file.source(write.target).endswith(("[:]", "[...]")) and dotted(write.target.value):
-            name = seen(file.source(write.target.value))
-            edit = replace(file, statement, f"{name} = {file.source(statement.value)}")
-            yield Change(f"bind `{name}` to the new value", (edit,), 1, Cure.OUT_OF_PLACE)
-        return
-    call = write.call
-    if call is None or not isinstance(statement, ast.Expr) or statement.value is not call or not dotted(write.target):
-        return
-    for text in _new(write, call, target):
-        title = f"bind `{target}` to a new tensor instead of filling the old one"
-        edit, gone = replace(file, statement, f"{target} = {text}"), _cleared(write, target)
-        for edits in ((gone, edit), (edit,)) if gone is not None else ((edit,),):
-            yield Change(title, edits, 1, Cure.OUT_OF_PLACE)
+    name, texts = seen(file.source(held)), list[str]()
+    if is_whole and isinstance(statement, ast.Assign):
+        texts = [file.source(statement.value)]
+    elif call is not None and call is call_of(statement):
+        texts = list(_new(write, call, name))
+    for text in texts:
+        edit = replace(file, statement, f"{name} = {text}")
+        gone, title = _cleared(write, name), f"bind `{name}` to a new tensor instead of filling the old one"
+        for edits in (*[(gone, edit)] * (gone is not None), (edit,)):
+            yield from change(title, edits, 1, Cure.OUT_OF_PLACE)
 
 
 def _cleared(write: WriteSyntax, target: str) -> Edit | None:
     """Take out the `t.detach_()` or `t.zero_()` right before: a new tensor needs neither."""
     rows = write.file.block(write.statement)
-    at = rows.index(write.statement)
-    if at and write.file.source(rows[at - 1]) in (f"{target}.detach_()", f"{target}.zero_()"):
-        return remove(write.file, rows[at - 1])
-    return None
+    before = rows[: rows.index(write.statement)][-1:]
+    is_clear = [write.file.source(one) in (f"{target}.detach_()", f"{target}.zero_()") for one in before] == [True]
+    return remove(write.file, before[0]) if is_clear else None
 
 
 def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
     file, op = write.file, called(call)
     texts = [file.source(one) for one in arguments(call)]
     if op == "copy_" and call.args:
-        source = call.args[0]
         yield texts[0]
-        if isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
+        if isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript)):
             yield f"{texts[0]}.clone()"
         yield f"torch.empty_like({target}).copy_({texts[0]})"
     elif op in _LIKE and not texts:

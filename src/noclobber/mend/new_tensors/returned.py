@@ -30,6 +30,7 @@ from noclobber.syntax.names import (
     called,
     calls,
     is_read_again,
+    last_name,
     mentions,
     names_bound,
     only_binding,
@@ -41,12 +42,15 @@ from noclobber.syntax.writes import (
     chain,
     expression,
     has_twin,
+    is_in_vain,
     out_of_place,
     reads_between,
     without_underscores,
     write_in,
     writes,
 )
+
+TITLE = "write out of place"
 
 
 def given_new(scene: Scene) -> Iterator[Change]:
@@ -58,7 +62,9 @@ def given_new(scene: Scene) -> Iterator[Change]:
             scene.finding.cause is Cause.HOOKED and not write.name
         )
         if in_hook or _in_backward(write):
-            yield from _new_gradient(write)
+            yield from rebound(write, in_hook=True)
+            edit = cloned_before(write.file, write.statement, write.name) if write.name else None
+            yield from change(f"write into a clone of `{write.name}`", [edit], 2, Cure.CLONE_FIRST)
 
 
 def _in_backward(write: WriteSyntax) -> bool:
@@ -167,21 +173,24 @@ def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
     )
 
 
-def _new_gradient(write: WriteSyntax) -> Iterator[Change]:
-    """`lambda g: g * k`; a new tensor under the name in a backward; a hook that ends in the write returns it."""
-    file = write.file
-    if write.call is not None and isinstance(file.scope(write.call), ast.Lambda):
-        if text := expression(file, write.call):
-            yield Change("return a new gradient", (replace(file, write.call, text),), 1, Cure.OUT_OF_PLACE)
-        return
-    edits, scope = out_of_place(write), file.scope(write.statement)
-    if edits and isinstance(scope, FUNCTION):
-        if scope.name not in ("backward", "forward") and (returned := returning(write, edits)):
-            yield Change("return a new gradient", returned, 1, Cure.OUT_OF_PLACE)
-            return
-        yield Change("make a new tensor", tuple(edits), 1, Cure.OUT_OF_PLACE)
-    edit = cloned_before(file, write.statement, write.name) if write.name else None
-    yield from change(f"write into a clone of `{write.name}`", [edit], 2, Cure.CLONE_FIRST)
+def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False) -> Iterator[Change]:
+    """The write with a new tensor for its result, bound to the name of the old one where the statement has no other.
+
+    None for a write into an argument that only the caller reads; a hook returns the new tensor instead.
+    """
+    edits = out_of_place(write)
+    if not is_in_vain(write, edits):
+        yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE)
+    elif in_hook or _is_in_hook(write):
+        title = f"{TITLE}, and return the result from the hook"
+        yield from change(title, returning(write, edits), cost, Cure.OUT_OF_PLACE)
+
+
+def _is_in_hook(write: WriteSyntax) -> bool:
+    """Return True if the function around a write is registered as a hook that may return another output of a module."""
+    function = getattr(write.file.scope(write.statement), "name", None)
+    hooks = calls(write.file.tree, "register_forward_hook")
+    return any(last_name(given) == function for one in hooks for given in one.args[:1])
 
 
 def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
