@@ -23,6 +23,7 @@ class Change:
 
     `title` is an imperative without a full stop. `cost`: smaller is tried first, roughly the lines touched. `is_sound`:
     the conditions beside the edits make it right as it stands, so a report shows it. Any other change is only tried.
+    `cure` says which words of a report say the same as a sound one.
     """
 
     title: str

@@ -77,7 +77,7 @@ def _unsynced(scene: Scene) -> Iterator[Change]:
         for one in calls(file.tree, "DistributedDataParallel", "DDP"):
             if arguments(one) and keyword(one, "broadcast_buffers") is None:
                 edit = with_argument(file, one, "broadcast_buffers=False")
-                yield Change("do not broadcast the buffers", (edit,), 2, Cure.FLAG)
+                yield Change("do not broadcast the buffers", (edit,), 2)
 
 
 def _calls_of(file: File, call: ast.Call) -> list[ast.Call]:
@@ -132,7 +132,7 @@ def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
     alike = [(file, one) for file, one in built if called(one) in classes]
     both = [one for one in named if one in alike]
     for edits in _edits((both, named, alike, built), dropped):
-        yield Change(_without(len(edits)), edits, 1 + (len(edits) > 1), Cure.FLAG)
+        yield Change(_without(len(edits)), edits, 1 + (len(edits) > 1))
     if not built:
         for place in places:
             yield from _switched_off(place)
@@ -172,7 +172,7 @@ def _switched_off(place: Place) -> Iterator[Change]:
     for one in walk(file.tree, ast.Assign):
         if any(dotted(target) == name for target in one.targets) and isinstance(one.value, ast.Call):
             edit = after(file, one, *loop) if file.indent(one) is not None else None
-            yield from change(f"switch `inplace` off in the modules of `{name}`", [edit], 2, Cure.FLAG)
+            yield from change(f"switch `inplace` off in the modules of `{name}`", [edit], 2)
 
 
 def written_in_place(scene: Scene) -> Iterator[Change]:

@@ -76,13 +76,13 @@ def under_mode(scene: Scene) -> Iterator[Change]:
         more = 0 if likely else LAST_RESORT
         rows = _beside(file, found, partial(_goes_on, file, write.name), above=False)
         if len(rows) > 1:
-            yield Change(_TITLE, under_no_grad(file, rows), more, Cure.NO_GRAD)
-        yield Change(_TITLE, under_no_grad(file, [found]), 1 + more, Cure.NO_GRAD)
+            yield Change(_TITLE, under_no_grad(file, rows), more)
+        yield Change(_TITLE, under_no_grad(file, [found]), 1 + more)
         scope = file.scope(found)
         if isinstance(scope, FUNCTION) and not returns_value(scope):
             at = scope.decorator_list[0].lineno if scope.decorator_list else scope.lineno
             decorator = insert(file, at, 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
-            yield Change(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), 2 + more, Cure.NO_GRAD)
+            yield Change(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), 2 + more)
 
 
 def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:

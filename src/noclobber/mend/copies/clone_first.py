@@ -68,8 +68,8 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
         and not any(loop in file.around(one.node) for one in saves)
     ):
         outside = cloned_before(file, loop, name)
-        yield from change(f"write into a clone of `{name}`, made before the loop", [outside], cost, Cure.CLONE_FIRST)
-    yield from change(f"write into a clone of `{name}`", [inside], cost + 2 * (loop is not None), Cure.CLONE_FIRST)
+        yield from change(f"write into a clone of `{name}`, made before the loop", [outside], cost)
+    yield from change(f"write into a clone of `{name}`", [inside], cost + 2 * (loop is not None))
 
 
 def _first_of_batch(write: WriteSyntax) -> ast.stmt:
@@ -103,11 +103,11 @@ def _of_leaf(write: WriteSyntax) -> Iterator[Change]:
     is_read = is_read_after(file, name, file.scope(found), last_line(found))
     if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
-    yield from change(title, [cloned_before(file, found, name)], 1, Cure.CLONE_FIRST)
+    yield from change(title, [cloned_before(file, found, name)], 1)
     scope, root = file.scope(found), base_of(definition(file, write.base, found))
     if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):
         title = f"write into a clone of `{dotted(root)}`"
-        yield Change(title, (append(file, root, ".clone()"),), 1, Cure.CLONE_FIRST)
+        yield Change(title, (append(file, root, ".clone()"),), 1)
 
 
 def _of_own_view(write: WriteSyntax) -> Edit | None:
@@ -176,7 +176,7 @@ def argument_cloned(scene: Scene) -> Iterator[Change]:
         if chosen is not None and not isinstance(chosen, ast.Constant):
             cost = 1 if called(call) == "apply" else 2 if place in scene.places("write") else LAST_RESORT + 3
             edit = append(place.file, chosen, ".clone()")
-            yield Change(f"give `{called(call)}` a clone", (edit,), cost, Cure.CLONE_ARGUMENT)
+            yield Change(f"give `{called(call)}` a clone", (edit,), cost)
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:

@@ -94,7 +94,7 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
         for some in dict.fromkeys((tuple(chosen), tuple(operands))):
             names = ", ".join(f"`{place.file.source(one)}`" for one in some)
             clones = tuple(append(place.file, one, ".clone()") for one in some)
-            yield Change(f"let autograd keep a clone of {names}", clones, cost, Cure.CLONE_FOR_READER)
+            yield Change(f"let autograd keep a clone of {names}", clones, cost)
         if not any(place.file.source(one).endswith(".clone()") for one in operands):
             other = [one for one in operands if dotted(one) not in {write.name for write in scene.writes()}]
             yield from _of_definitions(place, other, cost)
@@ -103,7 +103,7 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
 def _of_result(place: Place, cost: int) -> Iterator[Change]:
     if isinstance(place.node, ast.expr) and not _is_target(place):
         edit = append(place.file, place.node, ".clone()")
-        yield Change("go on with a clone of what autograd keeps", (edit,), cost, Cure.CLONE_FIRST)
+        yield Change("go on with a clone of what autograd keeps", (edit,), cost)
 
 
 def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterator[Change]:
@@ -113,7 +113,7 @@ def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterat
         made = definition(file, one, place.node)
         if isinstance(made, (ast.Call, ast.Subscript)) and not file.source(made).endswith(".clone()"):
             edit = append(file, made, ".clone()")
-            yield Change(f"let `{file.source(one)}` be a clone", (edit,), cost, Cure.CLONE_FOR_READER)
+            yield Change(f"let `{file.source(one)}` be a clone", (edit,), cost)
 
 
 def _operands(place: Place, field: str) -> list[ast.expr]:

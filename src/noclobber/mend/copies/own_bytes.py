@@ -186,7 +186,7 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
             yield Change(title, (replace(file, made, text),), 1, Cure.OWN_ROWS, is_sound=True)
         for argument in dict.fromkeys([*_named_in(write, own), *own]):
             title = f"make `{name}` from `{argument}`, which is mapped"
-            yield Change(title, (replace(file, made.func, f"{argument}.{maker}"),), 1, Cure.OWN_ROWS)
+            yield Change(title, (replace(file, made.func, f"{argument}.{maker}"),), 1)
 
 
 def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:

@@ -149,7 +149,7 @@ def from_clone(scene: Scene) -> Iterator[Change]:
             edit = before(file, first, f"{short} = {name}.clone()")
             if len(some) > 1 and short not in {*parameters(scope), *names_bound(scope)}:
                 edits = [edit, *(replace(file, one, short) for one in some)]
-                yield from change(f"read from one clone of `{name}`", edits, 2, Cure.CLONE_FOR_READER)
+                yield from change(f"read from one clone of `{name}`", edits, 2)
 
 
 def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:

@@ -96,7 +96,7 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         yield from _refilled(write)
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
-        yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
+        yield Change(TITLE, tuple(together), 2)
 
 
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
@@ -126,7 +126,7 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
         edit = replace(file, statement, f"{name} = {text}")
         gone, title = _cleared(write, name), f"bind `{name}` to a new tensor instead of filling the old one"
         for edits in (*[(gone, edit)] * (gone is not None), (edit,)):
-            yield from change(title, edits, 1, Cure.OUT_OF_PLACE)
+            yield from change(title, edits, 1)
 
 
 def _cleared(write: WriteSyntax, target: str) -> Edit | None:

@@ -64,7 +64,7 @@ def given_new(scene: Scene) -> Iterator[Change]:
         if in_hook or _in_backward(write):
             yield from rebound(write, in_hook=True)
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
-            yield from change(f"write into a clone of `{write.name}`", [edit], 2, Cure.CLONE_FIRST)
+            yield from change(f"write into a clone of `{write.name}`", [edit], 2)
 
 
 def _in_backward(write: WriteSyntax) -> bool:
@@ -180,10 +180,10 @@ def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False) -> Iter
     """
     edits = out_of_place(write)
     if not is_in_vain(write, edits):
-        yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE)
+        yield from change(TITLE, edits, cost)
     elif in_hook or _is_in_hook(write):
         title = f"{TITLE}, and return the result from the hook"
-        yield from change(title, returning(write, edits), cost, Cure.OUT_OF_PLACE)
+        yield from change(title, returning(write, edits), cost)
 
 
 def _is_in_hook(write: WriteSyntax) -> bool:

@@ -186,7 +186,7 @@ def hook_later(scene: Scene) -> Iterator[Change]:
         gone, text = remove(file, statement), file.source(statement)
         if same and "\n" not in text and statement.lineno < write.statement.lineno:
             put = after(file, write.statement, text)
-            yield from change("register the hook after the write", [gone, put], 3, Cure.LATER)
+            yield from change("register the hook after the write", [gone, put], 3)
 
 
 def _passed(

@@ -164,8 +164,8 @@ def _swapped(
         is_inside = 0 <= at <= len(text)
         kept = f"{text[:at]}{given.replacement}{text[at:]}" if is_inside else text
         edits = (insert(file, target, 1, kept + below), *retained, gone, *[given] * (not is_inside))
-        yield Change(title, edits, 4, Cure.LATER)
-    yield Change(title, (insert(file, target, 1, text + below), gone), 4, Cure.LATER)
+        yield Change(title, edits, 4)
+    yield Change(title, (insert(file, target, 1, text + below), gone), 4)
 
 
 def _backward_without(read: Place, argument: str) -> ast.Call | None:
@@ -198,7 +198,7 @@ def _moved(
         title = f"move `{mine}.step()` below `{file.source(call.func)}()`, and {only}"
         is_sound = is_row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
         yield Change(title, (gone, inputs, put), 2, Cure.LATER, is_sound)
-    yield Change("step after the last backward", (gone, put), 3, Cure.LATER)
+    yield Change("step after the last backward", (gone, put), 3)
 
 
 def _first_stepped(rows: Sequence[ast.stmt]) -> str:

@@ -46,7 +46,7 @@ from noclobber.model.finding import Cure, Suggestion
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import APPLIED, Text, blamed, named, writes_it
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import computes, form, words_at
+from noclobber.rules.shared.writetext import computes, words_at, write_of
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form
@@ -73,19 +73,19 @@ def _notes(refusal: Refusal) -> list[str]:
 
 def _helps(refusal: Refusal) -> list[Help]:
     """What to do: the cause is read from the text of the write."""
-    site = blamed(refusal)
-    text, op = words_at(site), op_in_words(refusal.op) if refusal.op else ""
+    form, text = write_of(blamed(refusal)).form, words_at(blamed(refusal))
+    op = op_in_words(refusal.op) if refusal.op else ""
     parameter = refusal.tensor.kind == "parameter"
     if _perhaps_a_view(refusal):
         return ["take each view right before it is written, or put the parts together with `torch.cat`"]
-    if not parameter and (form(site) is Form.FLAG or _sums(text)):
+    if not parameter and (form is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
         return [Suggestion(f"{first}, with an operation out of place", cure=Cure.OUT_OF_PLACE)]
     guard = _update(op, text)
     if guard is not None:
         return [Suggestion(guard, cure=Cure.NO_GRAD)]
     guard = f"if no gradient should flow through the write, do it {_GUARD}"
-    if parameter or form(site) in (Form.CALL, Form.OTHER):
+    if parameter or form in (Form.CALL, Form.OTHER):
         return [Suggestion(guard, cure=Cure.NO_GRAD)]
     aside = Suggestion("write out of place, so that the gradient flows through", cure=Cure.OUT_OF_PLACE)
     return [aside, Suggestion(f"or, {guard}", cure=Cure.NO_GRAD)]
@@ -116,7 +116,7 @@ def _sums(text: str) -> bool:
 def _perhaps_a_view(refusal: Refusal) -> bool:
     """Return True if the tensor is, or may be, a view that counts as a leaf: no parameter, and a computed copy."""
     site = blamed(refusal)
-    copied = "copy_(" in words_at(site) and computes(site)
+    copied = "copy_(" in words_at(site) and computes(write_of(site))
     return refusal.tensor.kind != "parameter" and (copied or _of_a_view(refusal))
 
 

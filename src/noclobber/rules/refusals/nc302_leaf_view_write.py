@@ -40,7 +40,7 @@ from functools import partial
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure, Suggestion
 from noclobber.rules.shared.refusing import APPLIED, Text, blamed, named, writes_it
-from noclobber.rules.shared.writetext import is_applied, words_at, writes_part_of_result
+from noclobber.rules.shared.writetext import is_applied, words_at, write_of, writes_part_of_result
 
 _SURGERY = re.compile(r"init|reset|bias|weight|prior|prune|clip|mask", re.IGNORECASE)
 _GUARD = Suggestion("set the values inside `with torch.no_grad():`", cure=Cure.NO_GRAD)
@@ -65,7 +65,7 @@ def _helps(refusal: Refusal) -> list[Suggestion]:
         return [_GUARD]
     # Of a line, or of a function, that prepares weights.
     surgery = site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
-    is_meant = refusal.carries_gradient or (writes_part_of_result(site) and not surgery)
+    is_meant = refusal.carries_gradient or (writes_part_of_result(write_of(site)) and not surgery)
     first, other = (_CLONE, _GUARD) if is_meant else (_GUARD, _CLONE)
     return [first, replace(other, message=f"or {other.message}")]
 

@@ -39,41 +39,40 @@ from functools import partial
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
-from noclobber.model.source import Site
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed, writes_it
 from noclobber.rules.shared.texts import A_VIEW, ITS_BASE
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import by_iteration, is_rebindable
+from noclobber.rules.shared.writetext import by_iteration, is_rebindable, write_of
 from noclobber.syntax.names import called
-from noclobber.syntax.tree import FOR, place_of, walk
+from noclobber.syntax.tree import FOR, walk
+from noclobber.syntax.writes import WriteSyntax
 
 
 def _below(refusal: Refusal) -> list[Help]:
     words = "clone the parts where they are made: `a, b = (part.clone() for part in x.split(2))`"
-    return [ASIDE, f"or {words}"] if is_rebindable(refusal.written, refused=True) else [words]
+    return [ASIDE, f"or {words}"] if is_rebindable(write_of(refusal.written), refused=True) else [words]
 
 
 def _helps(refusal: Refusal) -> list[Help]:
-    site = blamed(refusal)
+    write = write_of(blamed(refusal))
     op = op_in_words(refusal.op) if refusal.op else ""
     if op in TWIN_IS_VIEW:
         return [f"use `{op.rstrip('_')}`, which leaves the view as it is"]
-    if is_rebindable(site, refused=True):
+    if is_rebindable(write, refused=True):
         return [ASIDE]
-    if by_iteration(site) and _is_split_by_call(site):
+    if by_iteration(write) and _is_split_by_call(write):
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
         return [f"collect new parts in a list, and join them along the same dimension: {joined}"]
-    if by_iteration(site):
+    if by_iteration(write):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [index, Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE)]
     return ["write to a slice of the base, `x[:n] += y`, or to a clone of the part"]
 
 
-def _is_split_by_call(site: Site | None) -> bool:
+def _is_split_by_call(write: WriteSyntax) -> bool:
     """Return True for `for part in t.unbind(1)`: its parts may lie along another dimension than those of `t`."""
-    place = place_of(site)
-    loops = [one for one in place.file.around(place.node) if isinstance(one, FOR)] if place is not None else []
+    loops = (one for one in write.file.around(write.node) if isinstance(one, FOR))
     return any(called(call) in SPLITS for loop in loops for call in walk(loop.iter, ast.Call))
 
 

@@ -42,7 +42,7 @@ from noclobber.model.finding import Cause
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed, is_below, writes_it
 from noclobber.rules.shared.texts import A_VIEW, ITS_BASE, printed
-from noclobber.rules.shared.writetext import form, is_rebindable
+from noclobber.rules.shared.writetext import is_rebindable, write_of
 from noclobber.syntax.writes import Form
 
 _OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
@@ -65,9 +65,9 @@ def _base(refusal: Refusal) -> str:
 
 
 def _helps(refusal: Refusal) -> list[Help]:
-    site, hooked = blamed(refusal), _function(refusal) == _HOOK
-    aside = is_rebindable(site, refused=True)
-    if hooked and not aside and form(site) in (Form.CALL, Form.OTHER):
+    write, hooked = write_of(blamed(refusal)), _function(refusal) == _HOOK
+    aside = is_rebindable(write, refused=True)
+    if hooked and not aside and write.form in (Form.CALL, Form.OTHER):
         return ["build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"]
     if hooked:
         return ["write out of place"]

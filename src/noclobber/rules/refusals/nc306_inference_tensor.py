@@ -40,7 +40,7 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure, Suggestion
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import Text, blamed
-from noclobber.rules.shared.writetext import is_rebindable
+from noclobber.rules.shared.writetext import is_rebindable, write_of
 
 _MADE = "the inference tensor is made here"
 _UNCOUNTED = "a tensor made in inference mode has no version counter, so a later write to it could not be noticed"
@@ -49,7 +49,7 @@ _HELPS = (Suggestion(_NO_GRAD, cure=Cure.MODE), "or take a `.clone()` of it outs
 
 
 def _of_a_write(refusal: Refusal) -> list[Help]:
-    aside = is_rebindable(blamed(refusal), refused=True)
+    aside = is_rebindable(write_of(blamed(refusal)), refused=True)
     words = "write out of place" if aside else "write to a clone: `t = t.clone()` first"
     return [Suggestion(words, cure=Cure.OUT_OF_PLACE), Suggestion(f"or {_NO_GRAD}", cure=Cure.MODE)]
 

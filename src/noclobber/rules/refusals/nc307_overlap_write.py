@@ -37,12 +37,12 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Suggestion
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed
-from noclobber.rules.shared.writetext import is_rebindable
+from noclobber.rules.shared.writetext import is_rebindable, write_of
 
 
 def _of_an_expanded_tensor(refusal: Refusal) -> list[Help]:
     distinct = "make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`"
-    if is_rebindable(blamed(refusal), refused=True):
+    if is_rebindable(write_of(blamed(refusal)), refused=True):
         return [ASIDE, f"or {distinct}"]
     return [distinct]
 

@@ -36,7 +36,7 @@ from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import Text, blamed, refused
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import form
+from noclobber.rules.shared.writetext import write_of
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form
 
@@ -85,4 +85,4 @@ def _writes(refusal: Refusal) -> bool:
     inner = site.inside if site is not None and place_of(site.inside) is not None else site
     if place_of(inner) is None:
         return refusal.op is None
-    return form(inner) in (Form.AUGMENTED, Form.METHOD, Form.ITEM, Form.FLAG)
+    return write_of(inner).form in (Form.AUGMENTED, Form.METHOD, Form.ITEM, Form.FLAG)
