@@ -41,7 +41,7 @@ _OF_OP = {
 def without_flag(scene: Scene) -> Iterator[Change]:
     """The flag by which a call or a module writes, removed from the call, or where the module is made."""
     yield from _sound(scene)
-    if scene.finding.code == "NC105":
+    if scene.code == "NC105":
         yield from _unsynced(scene)
     if not (scene.may_write_anew or scene.is_leaf):
         return

@@ -60,6 +60,11 @@ class Scene:
         return next(iter(self.places(role)), None)
 
     @property
+    def code(self) -> str:
+        """The rule that found it."""
+        return self.finding.code
+
+    @property
     def kind(self) -> str:
         """ "parameter", "buffer" or "tensor"."""
         return self.finding.tensor.kind if self.finding.tensor is not None else "tensor"
@@ -82,42 +87,22 @@ class Scene:
     @property
     def is_freed(self) -> bool:
         """Whether an earlier backward has freed the graph: nothing was overwritten."""
-        return self.finding.code == "NC104"
+        return self.code == "NC104"
 
     @property
     def is_leaf(self) -> bool:
         """Whether PyTorch refuses the write because it is to a leaf that requires a gradient, or to a view of one."""
-        return self.finding.code in ("NC301", "NC302")
+        return self.code in ("NC301", "NC302")
 
     @property
-    def is_split(self) -> bool:
-        """Whether PyTorch refuses the write because one operator gave several views."""
-        return self.finding.code == "NC303"
-
-    @property
-    def is_unrecorded(self) -> bool:
-        """Whether PyTorch refuses the write because the view was made without recording gradients."""
-        return self.finding.code == "NC304"
-
-    @property
-    def is_inference(self) -> bool:
-        """Whether the tensor was made in inference mode."""
-        return self.finding.code == "NC306"
-
-    @property
-    def is_overlap(self) -> bool:
-        """Whether elements of what is written share memory, with each other or with what is read."""
-        return self.finding.code == "NC307"
+    def is_of_memory(self) -> bool:
+        """Whether PyTorch refuses the memory that is written: a new tensor has none of what it refuses."""
+        return self.code in ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
 
     @property
     def is_hidden(self) -> bool:
         """Whether the text of a write goes through `.data`, to what is no weight or buffer."""
         return self.kind == "tensor" and any(True for write in self.writes() for _ in hides(write.target))
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether code that torch does not see wrote the bytes."""
-        return self.finding.code == "NC202"
 
     @property
     def is_on_ctx(self) -> bool:
@@ -152,7 +137,7 @@ class Scene:
         under the old name is a change as well, but for what a policy keeps.
         """
         told = isinstance(self.finding.event, (Clobber, Refusal, Drift, Overwritten, LostHook)) and not self.is_unseen
-        aside = self.kind == "parameter" or self.is_foreign or self.is_freed or self.drifts
+        aside = self.kind == "parameter" or self.code == "NC202" or self.is_freed or self.drifts
         return told and not aside and not self.is_hidden
 
     @property

@@ -72,7 +72,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
             yield Change(_TITLE, under_no_grad(file, rows), 0, Cure.NO_GRAD, is_sound=True)
         if not _may_be_update(write, scene.kind) or _is_tracked(write):
             continue
-        likely = scene.is_leaf or (scene.is_unrecorded and scene.kind == "parameter")
+        likely = scene.is_leaf or (scene.code == "NC304" and scene.kind == "parameter")
         more = 0 if likely else LAST_RESORT
         rows = _beside(file, found, partial(_goes_on, file, write.name), above=False)
         if len(rows) > 1:
@@ -88,7 +88,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
 def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
     file, found, event = write.file, write.statement, scene.finding.event
-    if not (scene.is_leaf or scene.is_unrecorded) or "ctx" in parameters(file.scope(found)):
+    if not (scene.is_leaf or scene.code == "NC304") or "ctx" in parameters(file.scope(found)):
         return []
     if scene.places("read"):  # the write went through, and PyTorch refuses a view later
         return []

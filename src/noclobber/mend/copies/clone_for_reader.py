@@ -80,8 +80,8 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
         return
     if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
         yield found
-    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.finding.code == "NC102" else 2
-    cost = 5 if scene.is_refused and not scene.is_inference else cost
+    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.code == "NC102" else 2
+    cost = 5 if scene.is_refused and scene.code != "NC306" else cost
     field, is_result = (save.field, save.is_output) if save is not None else ("", False)
     for place in scene.places("save"):
         if field in _RESULTS or is_result:
@@ -172,7 +172,7 @@ def _is_target(place: Place) -> bool:
 def _sound(scene: Scene, node: str, field: str) -> Change | None:
     """The clone where the source is one operator whose operands, or whose result, the node is known to keep."""
     place = scene.place("save")
-    if not scene.is_clobber or scene.finding.code == "NC105" or place is None or _is_meant(scene):
+    if not scene.is_clobber or scene.code == "NC105" or place is None or _is_meant(scene):
         return None
     if _carries_on(scene, place.file):
         return None

@@ -48,7 +48,7 @@ def expanded(scene: Scene) -> Iterator[Change]:
     First of all where an object keeps it: it may be written again.
     """
     title = "give the expanded tensor its own bytes"
-    for write in scene.writes() if scene.is_overlap else ():
+    for write in scene.writes() if scene.code == "NC307" else ():
         cost, made = -1 if "." in write.name else 2, definition(write.file, write.base, write.statement)
         if made is not None and any(called(one) in _EXPANDS_ALL for one in walk(made, ast.Call)):
             yield Change(title, (append(write.file, made, ".clone()"),), cost)
@@ -61,13 +61,13 @@ def expanded(scene: Scene) -> Iterator[Change]:
 
 def not_shared(scene: Scene) -> Iterator[Change]:
     """`torch.from_numpy(buf)` with `.clone()`, and `.numpy()` with `.copy()`, where the memory is handed over."""
-    for place in scene.places("create") if scene.is_foreign else ():
+    for place in scene.places("create") if scene.code == "NC202" else ():
         for one in [place.node] if isinstance(place.node, ast.Call) else walk(place.row, ast.Call):
             if called(one) in SHARES:
                 yield Change("give the tensor its own bytes", (append(place.file, one, ".clone()"),), 1)
             elif called(one) in ("numpy", "__array__"):
                 yield Change("give numpy a copy", (append(place.file, one, ".copy()"),), 1)
-    for file in scene.files() if scene.is_foreign else ():
+    for file in scene.files() if scene.code == "NC202" else ():
         for one in walk(file.tree, ast.Call):
             if called(one) in SHARES:
                 yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
@@ -140,7 +140,7 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
 
     A view that was taken before another view of the same tensor is written is stale: they have to come one by one.
     """
-    writes = scene.writes() if scene.is_unrecorded else []
+    writes = scene.writes() if scene.code == "NC304" else []
     for file in dict.fromkeys([*(write.file for write in writes), *(scene.files() if writes else ())]):
         for function in functions(file.tree):
             taken = any(called(one) in VIEWS | SPLITS for one in walk(function, ast.Call))
@@ -172,7 +172,7 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
     for write in scene.writes() if scene.is_refused else ():
         file, scope, name = write.file, write.file.scope(write.statement), write.name
         made = definition(file, write.base, write.statement)
-        is_under = scene.finding.code == "NC310" or mentions(file, "vmap")
+        is_under = scene.code == "NC310" or mentions(file, "vmap")
         if not isinstance(made, ast.Call) or dotted(made.func) not in _MAKERS or not is_under:
             continue
         own = parameters(scope)

@@ -68,8 +68,6 @@ from noclobber.syntax.writes import (
     written_by,
 )
 
-_REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
-"""Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
 _SINGLE = ("float32", "complex64")
 _WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
@@ -204,7 +202,7 @@ def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
 def _sound(scene: Scene) -> Change | None:
     """The change of all writes, where the name or the place that is written holds the tensor alone."""
     place = scene.place("write")
-    refused = scene.is_refused and scene.finding.code not in _REFUSED
+    refused = scene.is_refused and not scene.is_of_memory
     if place is None or place.statement is None or refused or isinstance(scene.finding.event, Drift):
         return None
     if not _SHAPING.isdisjoint(scene.ops()):
@@ -220,12 +218,12 @@ def _sound(scene: Scene) -> Change | None:
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
     if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
         return None
-    whole, joined = _joined(file, write, name) if scene.is_split else ("", None)
+    whole, joined = _joined(file, write, name) if scene.code == "NC303" else ("", None)
     rows = [one for one in through if one is write or (one.lineno in lines and not _comes_first(file, write, one))]
     for one in rows:
         if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one), whole=whole):
             return None
-        if scene.is_split and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
+        if scene.code == "NC303" and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
             return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
     found = _bound_anew(scene, file, rows, name, *[joined] * (joined is not None))
     return _with_those_refused_next(file, write, found)
@@ -321,7 +319,7 @@ def _bound_anew(scene: Scene, file: File, rows: list[ast.stmt], name: str, *more
     edits, cloned = [*more], False
     for row in rows:
         edit = _out_of_place(scene, file, row, name)
-        if edit is None and scene.finding.code == "NC310":
+        if edit is None and scene.code == "NC310":
             return None  # a clone exists as often as the tensor
         if edit is None:
             edit, cloned = _into_clone(file, row, name), True

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, root_of, writes_through
 from noclobber.mend.scene import Scene
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
@@ -131,14 +130,10 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
     return Change(title, (edit,), 2, Cure.CLONE_FIRST, is_sound=True)
 
 
-_REFUSED = ("NC303", "NC307", "NC399")
-"""Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
-
-
 def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     """`return x.sub_(m).div_(s)`: each call of the row without its underscore."""
     file, call, event = write.file, write.node, scene.finding.event
-    refused = isinstance(event, Refusal) and scene.finding.code in _REFUSED
+    refused = scene.is_refused and scene.is_of_memory
     given = isinstance(event, GradientWrite) or (scene.is_packed and _is_given_to(file, call, "saved_tensors_hooks"))
     if not isinstance(call, ast.Call) or not (refused or given):
         return None

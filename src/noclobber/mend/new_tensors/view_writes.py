@@ -50,10 +50,10 @@ def views(scene: Scene) -> Iterator[Change]:
             yield from _by_index(write)
             yield from _one_by_one(write)
         if scene.is_refused or scene.may_write_anew:
-            yield from _inlined(write, 1 if scene.is_refused and not scene.is_overlap else LAST_RESORT + 1)
+            yield from _inlined(write, 1 if scene.is_refused and scene.code != "NC307" else LAST_RESORT + 1)
         if scene.may_write_anew or scene.is_unseen:
             is_sound = scene.is_clobber and _is_of_own_list(scene, write)
-            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.is_split, is_sound=is_sound)
+            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.code == "NC303", is_sound=is_sound)
 
 
 def _by_index(write: WriteSyntax) -> Iterator[Change]:
