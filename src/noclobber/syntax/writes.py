@@ -280,21 +280,24 @@ def loses_write(write: WriteSyntax) -> bool:
     made = definition(file, base, found)
     if isinstance(made, ast.Attribute) and made.attr not in VIEWS:
         return True
-    if (root := viewed_by(write)) is not None:
-        return is_over or isinstance(root, ast.Attribute) or is_read_again(file, dotted(root), found)
+    root = viewed_by(write)
+    if root is not None and is_read_again(file, dotted(root), found):
+        return True
+    if isinstance(made, (ast.Attribute, ast.Subscript)):
+        return is_over or isinstance(root, ast.Attribute)
     return is_over and _is_handed_out(file, base.id, found)
 
 
 def is_read_on(write: WriteSyntax) -> bool:
-    """Return True if the statement uses the result, or if what it writes is an attribute, or a name that is read again.
-    The variable of a loop is not, but for views that nothing else holds: what the loop goes through is read."""
-    file, is_name = write.file, isinstance(write.base, ast.Name)
-    if not is_name or (write.call is not None and not isinstance(write.statement, ast.Expr)):
+    """Return True if the statement uses the result, or if what it writes is an attribute, or a name that is read again,
+    in the next turn of a loop too. The variable of a loop is not, but for views that nothing else holds."""
+    file, found = write.file, write.statement
+    if not isinstance(write.base, ast.Name) or (write.call is not None and not isinstance(found, ast.Expr)):
         return True
-    loops = (
-        one for one in file.around(write.statement) if isinstance(one, FOR) and write.name in names_bound(one.target)
-    )
-    return all(called(one.iter) in SPLITS for one in loops) and is_read_again(file, write.name, write.statement)
+    heads = [one for one in file.around(found) if isinstance(one, FOR)]
+    taken = (one.iter for one in heads if write.name in names_bound(one.target))
+    is_again = is_read_again(file, write.name, found) or file.loops(found) != []
+    return is_again and all(called(one) in SPLITS for one in taken)
 
 
 def viewed_by(write: WriteSyntax) -> ast.expr | None:
