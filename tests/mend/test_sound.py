@@ -107,7 +107,7 @@ def reworded(finding):
 
 
 @pytest.mark.parametrize("body", [*SOUND.values(), *(body for body, _ in REFUSED.values()), *WORDS.values()])
-def test_cures_go_by_no_words_and_a_report_asks_each_that_may_be_sound(tmp_path, body):
+def test_cures_go_by_no_words_and_give_what_is_sound_first(tmp_path, body):
     found = Program(tmp_path, body).findings()
     findings = [replace(one, suggestions=tuple(replace(help, edits=()) for help in one.suggestions)) for one in found]
     told = [reworded(one) for one in findings]
@@ -118,7 +118,6 @@ def test_cures_go_by_no_words_and_a_report_asks_each_that_may_be_sound(tmp_path,
     for finding in found:
         for cure in cures.CURES:
             sound = [one.is_sound for one in cure(Scene(finding, source_text))]
-            assert cure in cures.SOUND or not any(sound), cure
             assert sound[:1] == [True] or finding.writes[1:] or not any(sound), cure
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.rules import rule_of_message
-from noclobber.rules.shared.cut_short import TEXTS as KNOWN
+from noclobber.rules import catalogue, rule_of_message
 from noclobber.rules.shared.message import StaleMessage, explanation, parse
+from noclobber.rules.shared.texts import printed
 
 from .texts import ORDINARY, paragraphs
 
@@ -161,7 +161,7 @@ def test_what_is_no_distinctive_piece_has_no_explanation(text: str) -> None:
 
 def test_the_known_texts_are_those_that_the_rules_recognise() -> None:
     words = ("no_grad", "(aten::mul_)", "aten::mul_(self,", "_unsafe_set_version_counter()")
-    for code, text in KNOWN:
+    for code, text in ((rule.code, printed(one)) for rule in catalogue() for one in rule.texts):
         filled = [text, *(text.replace("*", word, times) for word in words for times in (1, -1))]
         recognised = {rule.code for rule in map(rule_of_message, filled) if rule is not None}
         assert recognised == {code}, text

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from noclobber.model.events import Refusal
 from noclobber.rules import catalogue, explain, rule_of_message
 from noclobber.rules.shared.message import explanation
+from noclobber.rules.shared.texts import is_in
 
 from .messages import SAVES, WRITES, Program
 from .messages_views import FUNCTIONS, ORDINARY, TRANSFORMS, VIEWS
@@ -54,7 +55,7 @@ def error_of(program: str) -> Exception:
 
 def rules_of(text: str) -> list[str]:
     """The codes of every rule that recognises a text."""
-    return [rule.code for rule in catalogue() if any(pattern.search(text) for pattern in rule.messages)]
+    return [rule.code for rule in catalogue() if any(is_in(one, text) for one in rule.texts)]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[f"{one.code}-{one.raises[:40]}" for one in PROGRAMS])

@@ -19,7 +19,7 @@ from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.repairs import AppliedHints, Repair, Repairs
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
-from noclobber.model.units import size
+from noclobber.model.units import counted, size
 from noclobber.render.judged import calls_in_words
 from noclobber.render.text import filled, one_line, typed, visible
 from noclobber.selection import Selection
@@ -210,7 +210,7 @@ def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fi
         fixed.words.append(f"noclobber: no in-place write lowers the peak of memory{peak}")
         return fixed
     fell = size(done.applied[0].before - done.applied[-1].after)
-    changes = _counted(len(done.applied), "change")
+    changes = counted(len(done.applied), "change")
     fixed.words += ["", f"noclobber: {changes}, proven and measured: the peak falls by {fell}"]
     if writing:
         _write_patch(done.patch, fixed)
@@ -346,8 +346,8 @@ def _indented(diffs: Sequence[str]) -> list[str]:
 def _summary(done: Repairs) -> str:
     repairs = _together(done.repairs)
     counts = Counter(one.level for one in repairs)
-    words = [f"{_counted(counts[level], 'fix', 'es')}, {level}" for level in Level if counts[level]]
-    left = f"{_counted(len(done.left), 'finding')} left" if done.left else "nothing left to fix"
+    words = [f"{counts[level]} fix{'es' * (counts[level] != 1)}, {level}" for level in Level if counts[level]]
+    left = f"{counted(len(done.left), 'finding')} left" if done.left else "nothing left to fix"
     return f"noclobber: {'; '.join([*(words or ['no proven fix']), left])}"
 
 
@@ -360,7 +360,7 @@ def _line(finding: Finding) -> str:
 def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
     """Write the patch if it may be written."""
     if done.left and not _outside(done.patch):
-        left = _counted(len(done.left), "finding")
+        left = counted(len(done.left), "finding")
         fixed.words.append(f"noclobber: nothing written: {left} would be left; the diff is above")
     elif not may_be_written and not _outside(done.patch):
         fixed.status = 1
@@ -438,7 +438,3 @@ def _from(path: str, folder: str) -> str:
         return os.path.relpath(path, folder)
     except ValueError:
         return path
-
-
-def _counted(count: int, what: str, plural: str = "s") -> str:
-    return f"{count} {what}{plural * (count != 1)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ class Change:
 
     `title` is an imperative without a full stop. `cost`: smaller is tried first, roughly the lines touched. `is_sound`:
     the conditions beside the edits make it right as it stands, so a report shows it. Any other change is only tried.
+    `cure` says which words of a report say the same as a sound one.
     """
 
     title: str
@@ -31,6 +32,21 @@ class Change:
     cure: Cure | None = None
     is_sound: bool = False
     way: Way = "same"
+
+
+def change(
+    title: str,
+    edits: Iterable[Edit | None],
+    cost: int = 0,
+    cure: Cure | None = None,
+    is_sound: bool = False,
+    way: Way = "same",
+) -> Iterator[Change]:
+    """Give a change of some edits; none where one of them cannot be made, or where there are none."""
+    wanted = tuple(edits)
+    made = tuple(one for one in wanted if one is not None)
+    if made and len(made) == len(wanted):
+        yield Change(title, made, cost, cure, is_sound, way)
 
 
 Mend = Callable[[Scene], Iterator[Change]]

@@ -1,8 +1,7 @@
 """All cures, and what they give for a finding: the change that a report shows, and those that `fix` tries by running.
 
 A cure is one function: it says for which findings it fits, by their records and their source, its edits, when these are
-sound, and what they cost. Nothing else decides about advice. To add one, write it and put it here, and among `SOUND` if
-a change of it can be.
+sound, and what they cost. Nothing else decides about advice. To add one, write it and put it here.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import as_lists, views
 from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_writes import hook_later, put_off, views_later
-from noclobber.mend.order.steps import across, reordered, summed
+from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
 from noclobber.model.finding import Finding
 
@@ -50,7 +49,6 @@ CURES: tuple[Mend, ...] = (
     summed,
     detached,
     reordered,
-    across,
     put_off,
     views_later,
     run_alike,
@@ -77,30 +75,6 @@ CURES: tuple[Mend, ...] = (
     written_in_place,
 )
 """The likeliest first: the first sound change is shown, and what costs the same is tried in this order."""
-SOUND: tuple[Mend, ...] = (
-    under_mode,
-    recorded,
-    made_from_mapped,
-    value_cloned,
-    argument_cloned,
-    given_new,
-    detached,
-    reordered,
-    put_off,
-    views_later,
-    run_alike,
-    views,
-    into_clone,
-    written_anew,
-    put_into,
-    apart,
-    packed_apart,
-    without_flag,
-    without_cache,
-    kept_as_clone,
-    on_copies,
-)
-"""Those of them that may give a sound change. A report asks these alone: it is made for each run, also a long one."""
 MOST = 8
 """Changes of one finding: each is tried by running the program."""
 MOST_MORE = 6
@@ -115,7 +89,7 @@ def sound(finding: Finding) -> Change | None:
     nothing about that memory.
     """
     scene = Scene(finding, as_it_ran)
-    fitting = (apart,) if scene.is_unseen else (given_new, packed_apart) if scene.is_packed else SOUND
+    fitting = (apart,) if scene.is_unseen else (given_new, packed_apart) if scene.is_packed else CURES
     first = (next(cure(scene), None) for cure in fitting)
     return next((one for one in first if one is not None and one.is_sound), None)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.holders.holding import holds_alone, is_new
 from noclobber.mend.holders.making import module_called, module_writes, parts_of
 from noclobber.mend.holders.seen import holders_at
@@ -44,9 +44,8 @@ _OF_OP = {
 
 def without_flag(scene: Scene) -> Iterator[Change]:
     """The flag by which a call or a module writes, removed from the call, or where the module is made."""
-    if (found := _sound(scene)) is not None:
-        yield found
-    if scene.finding.code == "NC105":
+    yield from _sound(scene)
+    if scene.code == "NC105":
         yield from _unsynced(scene)
     if not (scene.may_write_anew or scene.is_leaf):
         return
@@ -55,25 +54,21 @@ def without_flag(scene: Scene) -> Iterator[Change]:
         yield from _built(scene, places)
 
 
-def _sound(scene: Scene) -> Change | None:
+def _sound(scene: Scene) -> Iterator[Change]:
     """The flag removed, where nothing reads the argument again."""
     place, finding = scene.place("write"), scene.finding
     if place is None or not isinstance(place.node, ast.Call):
-        return None
+        return
     file, call = place.file, place.node
     if is_flagged(call):
-        found = dropped(file, call)
-        fits = found is not None and bool(call.args) and _is_last_use(finding, file, call, call.args[0])
-        title = f"let `{called(call)}` write a new tensor"
-        return Change(title, (found,), 1, Cure.FLAG, is_sound=True) if fits and found else None
+        if call.args and _is_last_use(finding, file, call, call.args[0]):
+            yield from change(f"let `{called(call)}` write a new tensor", [dropped(file, call)], 1, Cure.FLAG, True)
+        return
     made = module_called(file, call)
-    if made is None or not all(_fits(finding, file, one, module_writes(made)) for one in _calls_of(file, call)):
-        return None
-    flagged = [one for one in parts_of(made) if isinstance(one, ast.Call) and is_flagged(one)]
-    edits = [edit for one in flagged if (edit := dropped(file, one)) is not None]
-    if not flagged or len(edits) != len(flagged):
-        return None
-    return Change(_without(len(flagged)), tuple(edits), len(flagged), Cure.FLAG, is_sound=True)
+    if made is not None and all(_fits(finding, file, one, module_writes(made)) for one in _calls_of(file, call)):
+        flagged = [one for one in parts_of(made) if isinstance(one, ast.Call) and is_flagged(one)]
+        edits = [dropped(file, one) for one in flagged]
+        yield from change(_without(len(flagged)), edits, len(flagged), Cure.FLAG, True)
 
 
 def _without(modules: int) -> str:
@@ -86,7 +81,7 @@ def _unsynced(scene: Scene) -> Iterator[Change]:
         for one in calls(file.tree, "DistributedDataParallel", "DDP"):
             if arguments(one) and keyword(one, "broadcast_buffers") is None:
                 edit = with_argument(file, one, "broadcast_buffers=False")
-                yield Change("do not broadcast the buffers", (edit,), 2, Cure.FLAG)
+                yield Change("do not broadcast the buffers", (edit,), 2)
 
 
 def without_cache(scene: Scene) -> Iterator[Change]:
@@ -152,7 +147,7 @@ def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
     alike = [(file, one) for file, one in built if called(one) in classes]
     both = [one for one in named if one in alike]
     for edits in _edits((both, named, alike, built), dropped):
-        yield Change(_without(len(edits)), edits, 1 + (len(edits) > 1), Cure.FLAG)
+        yield Change(_without(len(edits)), edits, 1 + (len(edits) > 1))
     if not built:
         for place in places:
             yield from _switched_off(place)
@@ -191,9 +186,8 @@ def _switched_off(place: Place) -> Iterator[Change]:
     ]
     for one in walk(file.tree, ast.Assign):
         if any(dotted(target) == name for target in one.targets) and isinstance(one.value, ast.Call):
-            edit = after(file, one, *loop)
-            if edit is not None and file.indent(one) is not None:
-                yield Change(f"switch `inplace` off in the modules of `{name}`", (edit,), 2, Cure.FLAG)
+            edit = after(file, one, *loop) if file.indent(one) is not None else None
+            yield from change(f"switch `inplace` off in the modules of `{name}`", [edit], 2)
 
 
 def written_in_place(scene: Scene) -> Iterator[Change]:

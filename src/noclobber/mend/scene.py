@@ -60,6 +60,11 @@ class Scene:
         return next(iter(self.places(role)), None)
 
     @property
+    def code(self) -> str:
+        """The rule that found it."""
+        return self.finding.code
+
+    @property
     def kind(self) -> str:
         """ "parameter", "buffer" or "tensor"."""
         return self.finding.tensor.kind if self.finding.tensor is not None else "tensor"
@@ -82,42 +87,22 @@ class Scene:
     @property
     def is_freed(self) -> bool:
         """Whether an earlier backward has freed the graph: nothing was overwritten."""
-        return self.finding.code == "NC104"
+        return self.code == "NC104"
 
     @property
     def is_leaf(self) -> bool:
         """Whether PyTorch refuses the write because it is to a leaf that requires a gradient, or to a view of one."""
-        return self.finding.code in ("NC301", "NC302")
+        return self.code in ("NC301", "NC302")
 
     @property
-    def is_split(self) -> bool:
-        """Whether PyTorch refuses the write because one operator gave several views."""
-        return self.finding.code == "NC303"
-
-    @property
-    def is_unrecorded(self) -> bool:
-        """Whether PyTorch refuses the write because the view was made without recording gradients."""
-        return self.finding.code == "NC304"
-
-    @property
-    def is_inference(self) -> bool:
-        """Whether the tensor was made in inference mode."""
-        return self.finding.code == "NC306"
-
-    @property
-    def is_overlap(self) -> bool:
-        """Whether elements of what is written share memory, with each other or with what is read."""
-        return self.finding.code == "NC307"
+    def is_of_memory(self) -> bool:
+        """Whether PyTorch refuses the memory that is written: a new tensor has none of what it refuses."""
+        return self.code in ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
 
     @property
     def is_hidden(self) -> bool:
         """Whether the text of a write goes through `.data`, to what is no weight or buffer."""
         return self.kind == "tensor" and any(True for write in self.writes() for _ in hides(write.target))
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether code that torch does not see wrote the bytes."""
-        return self.finding.code == "NC202"
 
     @property
     def is_on_ctx(self) -> bool:
@@ -152,7 +137,7 @@ class Scene:
         under the old name is a change as well, but for what a policy keeps.
         """
         told = isinstance(self.finding.event, (Clobber, Refusal, Drift, Overwritten, LostHook)) and not self.is_unseen
-        aside = self.kind == "parameter" or self.is_foreign or self.is_freed or self.drifts
+        aside = self.kind == "parameter" or self.code == "NC202" or self.is_freed or self.drifts
         return told and not aside and not self.is_hidden
 
     @property
@@ -177,12 +162,16 @@ class Scene:
         """Whether the line to blame is the step of an optimizer."""
         return any(optimizer_of(one.row) for one in self.places("write"))
 
+    def step_and_backward(self) -> tuple[Place, Place] | None:
+        """The step to blame and the backward, where both stand in one file."""
+        step, read = self.place("write"), self.place("read")
+        is_known = step is not None and read is not None and step.file is read.file and self.steps()
+        return (step, read) if is_known and step is not None and read is not None else None
+
     def reads_first(self) -> bool:
         """Whether the step stands below the backward, as in a loop whose turns share a graph."""
-        step, read = self.place("write"), self.place("read")
-        if step is None or read is None or step.file is not read.file or not self.steps():
-            return False
-        return getattr(read.node, "lineno", 0) < step.row.lineno
+        places = self.step_and_backward()
+        return places is not None and getattr(places[1].node, "lineno", 0) < places[0].row.lineno
 
     def lines_written(self, file: File) -> set[int]:
         """The lines of the writes; 0 for a line of another file, or an unknown line."""

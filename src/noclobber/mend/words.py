@@ -12,16 +12,15 @@ from noclobber.mend.autograd.no_grad import is_average
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH, VIEWS
+from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
 from noclobber.model.silent import Drift, LostHook, Overwritten
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import later, same_line
 from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
-from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable
-from noclobber.syntax.names import called, definition, dotted, is_read_again
-from noclobber.syntax.tree import place_of
-from noclobber.syntax.writes import Form, WriteSyntax, base_of, is_number, mask_of, write_at, writes_for_caller
+from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable, write_of
+from noclobber.syntax.names import dotted, is_read_again
+from noclobber.syntax.writes import Form, WriteSyntax, is_number, mask_of, viewed_by, writes_for_caller
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 _ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}
@@ -51,8 +50,7 @@ def worded(finding: Finding) -> tuple[Suggestion, ...]:
     write = next((one for one in sorted(finding.writes, key=lambda one: one.order) if one.overlaps), None)
     if write is None:
         return (Suggestion('stop at the write itself: `with noclobber.watch(on_write="raise"):`'),)
-    place = place_of(write.site)
-    words = _Words(finding, write, write_at(place) if place is not None else None).all()
+    words = _Words(finding, write).all()
     if isinstance(event, LostHook):
         return (*words, Suggestion("or register the hook after the write"))
     if isinstance(event, Overwritten):
@@ -64,11 +62,11 @@ def worded(finding: Finding) -> tuple[Suggestion, ...]:
 
 
 class _Words:
-    """A finding, its first write, and the text of that; None where the source is missing."""
+    """A finding, its first write, and the text of that."""
 
-    def __init__(self, finding: Finding, write: Write, text: WriteSyntax | None) -> None:
-        self.finding, self.write, self.text = finding, write, text
-        self.op, self.form = op_in_words(write.op), text.form if text is not None else Form.OTHER
+    def __init__(self, finding: Finding, write: Write) -> None:
+        self.finding, self.write, self.text = finding, write, write_of(write.site)
+        self.op, self.form, self.statement = op_in_words(write.op), self.text.form, ast.unparse(self.text.statement)
         about = write.tensor if isinstance(finding.event, Drift) or finding.tensor is None else finding.tensor
         self.kind = about.kind
 
@@ -86,20 +84,16 @@ class _Words:
         if aside := _ASIDE.get(write.via) or _ASIDE.get(self.op):
             cure = Cure.CLONE_FOR_READER if write.via not in _ASIDE else Cure.LATER
             return (Suggestion(aside, cure=cure),)
-        if self.kind == "parameter" or (write.via != "data" and ".grad" in self._statement()):
+        if self.kind == "parameter" or (write.via != "data" and ".grad" in self.statement):
             return self._of_weights()
         if write.via == "data":
             words = "write out of place: autograd does not see a write through `.data`, but backward still reads the "
             return (Suggestion(f"{words}changed values", cure=Cure.OUT_OF_PLACE),)
         return self._of_buffer() if self.kind == "buffer" else (self._of_activation(),)
 
-    def _statement(self) -> str:
-        return ast.unparse(self.text.statement) if self.text is not None else ""
-
     def _source(self, *kinds: type[ast.expr]) -> str:
         """The text of what is written, if it is of one of the kinds."""
-        target = self.text.target if self.text is not None else None
-        return self.text.file.source(target) if self.text is not None and isinstance(target, kinds) else ""
+        return self.text.file.source(self.text.target) if isinstance(self.text.target, kinds) else ""
 
     def _in_backward(self) -> tuple[Suggestion, ...]:
         if self.kind == "parameter":
@@ -110,7 +104,7 @@ class _Words:
         return (Suggestion(words, cure=Cure.OUT_OF_PLACE),)
 
     def _question(self) -> tuple[Suggestion, ...]:
-        name = (self.text.name if self.text is not None else "") or self.write.tensor.name or "h"
+        name = self.text.name or self.write.tensor.name or "h"
         unchanged = f"`{name} = {name} + (new - {name}).detach()`"
         asked = "decide whether it is part of the function or the gradient should ignore it"
         part = f"if it is part of the function, write out of place with gradients on; if not, {unchanged}"
@@ -127,7 +121,7 @@ class _Words:
         read = event.read.site if isinstance(event, Clobber) else None
         below = read is not None and read.code is call.code and call.lasti < read.lasti and read.line > call.line
         after = f"below line {read.line}" if below and read else "below the last backward that needs these values"
-        alone = self.text is not None and isinstance(self.text.statement, ast.Expr)
+        alone = isinstance(self.text.statement, ast.Expr)
         if self.kind == "tensor":
             name = (self.finding.tensor and self.finding.tensor.name) or "t"
             words = f"give {what} a clone, or keep one for the forward: `{name}.clone()`"
@@ -143,12 +137,12 @@ class _Words:
         )
 
     def _of_weights(self) -> tuple[Suggestion, ...]:
-        if self.text is not None and is_average(self.text.statement):
+        if is_average(self.text.statement):
             return _AVERAGE
         later, again = "after the last backward that needs them", "or run the forward again after it"
         if self.write.via == "data":
             words = f"change the weights {later}, under `torch.no_grad()`, not through `.data`"
-        elif ".grad" in self._statement() or self.op in ("sub_", "_foreach_sub_"):
+        elif ".grad" in self.statement or self.op in ("sub_", "_foreach_sub_"):
             words = f"update the weights {later}, {again}, or detach what does not need it"
         else:
             words = f"{'clip' if 'clamp' in self.op else 'change'} the weights {later}, {again}"
@@ -168,8 +162,8 @@ class _Words:
         For `h[i] += e` only where `h` is a list: for a tensor, `h[i] = h[i] + e` writes in place again.
         """
         write, site, saved = self.write, self.write.site, self.finding.tensor
-        if not is_rebindable(site) or not self._source(ast.Subscript) or self.form is Form.FLAG:
-            return is_rebindable(site)
+        if not is_rebindable(self.text) or not self._source(ast.Subscript) or self.form is Form.FLAG:
+            return is_rebindable(self.text)
         line = site.line if site is not None else 0
         at = [one for one in self.finding.writes if one.site is not None and one.site.line == line]
         stored = any(op_in_words(one.op) in ("copy_", "fill_", "index_put_") for one in at)
@@ -177,11 +171,11 @@ class _Words:
 
     def _of_activation(self) -> Suggestion:
         op, text, is_call = self.op, self.text, self.form is Form.CALL
-        if text is not None and not is_call and (function := writes_for_caller(text)):
+        if not is_call and (function := writes_for_caller(text)):
             words = f"let `{function}` return a new tensor, and let its caller use that: only the caller reads what is "
             return Suggestion(f"{words}written", cure=Cure.OUT_OF_PLACE)
-        if text is not None and not is_call and (part := _part(text)):
-            name, whole = part
+        name, whole = text.name, "" if is_call else dotted(viewed_by(text))
+        if whole not in ("", name) and is_read_again(text.file, whole, text.statement):
             words = f"`{name}` is a part of it, and a new tensor for `{name}` alone would not reach it"
             return Suggestion(f"make a new `{whole}` out of place: {words}", cure=Cure.OUT_OF_PLACE)
         if self.form is Form.FLAG or op in _ACTIVATIONS:
@@ -197,7 +191,7 @@ class _Words:
             return self._of_items()
         if op in _WHOLE:
             return self._of_whole()
-        if by_iteration(self.write.site):
+        if by_iteration(text):
             words = (
                 "collect the new tensors in a list and use that list: assigning to the loop variable changes nothing "
             )
@@ -219,12 +213,11 @@ class _Words:
 
     def _of_items(self) -> Suggestion:
         """For `h[i] = e`: a choice of values for a mask, a list and a stack in a loop, a clone otherwise."""
-        text, target = self.text, self.text.target if self.text is not None else None
+        text, target = self.text, self.text.target
         owner = target.value if isinstance(target, ast.Subscript) else None
-        is_name = text is not None and isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript))
-        base = text.file.source(owner) if text is not None and is_name and owner is not None else ""
-        chosen = _masked(text, base or "h") if text is not None else ""
-        if not chosen and fills_by_loop(self.write.site):
+        base = text.file.source(owner) if isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) else ""
+        chosen = _masked(text, base or "h")
+        if not chosen and fills_by_loop(text):
             return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")
         if not chosen and self.op in ("masked_fill_", "masked_scatter_"):
             chosen = f"`torch.where(mask, new, {base or 'old'})`"
@@ -234,17 +227,6 @@ class _Words:
         named = f"`{base}`" if base else name_in_words(tensor)
         words = f"`{base} = {base}.clone()`" if base else "clone it"
         return Suggestion(f"write into a clone: {words} before this assignment to {named}", cure=Cure.CLONE_FIRST)
-
-
-def _part(write: WriteSyntax) -> tuple[str, str] | None:
-    """Return `head` and `att` for a write to `head` after `head = att[:, i]`, where `att` is read later on."""
-    if not isinstance(write.base, ast.Name):
-        return None
-    value = definition(write.file, write.base, write.statement)
-    is_part = isinstance(value, ast.Subscript) or (isinstance(value, ast.Call) and called(value) in VIEWS)
-    whole = dotted(base_of(value)) if is_part else ""
-    is_read = whole not in ("", write.name) and is_read_again(write.file, whole, write.statement)
-    return (write.name, whole) if is_read else None
 
 
 def _masked(write: WriteSyntax, name: str) -> str:

@@ -6,7 +6,7 @@ A rule module holds
 - `SEVERITY`, for a rule whose findings are no errors;
 - `find(event) -> Finding | None`: a pure function; None if the rule does not explain this event. The finding has no
   rule yet;
-- `MESSAGES`, if it explains an error of PyTorch: patterns of its texts, of this and older releases.
+- `MESSAGES`, if it explains an error of PyTorch: its texts (`rules/shared/texts.py`).
 
 A rule about a refused write needs only its page and `TEXTS`: what is said of each text of PyTorch
 (`rules/shared/refusing.py`). It has `find` only where more than the text decides.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -31,7 +30,8 @@ from noclobber.model.silent import Event
 class Rule(Page):
     """A page, and the function that finds what the page is about."""
 
-    messages: Sequence[re.Pattern[str]]
+    texts: Sequence[str]
+    """Those of PyTorch that it explains (`rules/shared/texts.py`)."""
     find: Callable[[Event], Finding | None]
 
 
@@ -44,14 +44,14 @@ def catalogue() -> tuple[Rule, ...]:
 
 
 def _rule(module: ModuleType) -> Rule:
-    from noclobber.rules.shared.refusing import compiled, refused
+    from noclobber.rules.shared.refusing import refused
 
     text = (module.__doc__ or "").strip()
     code, name = text.partition(":")[0].split()
-    texts = getattr(module, "TEXTS", ())
-    messages = getattr(module, "MESSAGES", [one.pattern for one in texts])
-    find = getattr(module, "find", partial(refused, texts))
-    return Rule(code, name, getattr(module, "SEVERITY", "error"), text, tuple(map(compiled, messages)), find)
+    told = getattr(module, "TEXTS", ())
+    texts = getattr(module, "MESSAGES", [each for one in told for each in one.texts])
+    find = getattr(module, "find", partial(refused, told))
+    return Rule(code, name, getattr(module, "SEVERITY", "error"), text, tuple(texts), find)
 
 
 def explain(event: Event) -> Finding | None:
@@ -75,5 +75,7 @@ def pages(findings: Sequence[Finding]) -> tuple[Page, ...]:
 
 
 def rule_of_message(text: str) -> Rule | None:
-    """The rule whose patterns recognise an error text, which may be a whole traceback."""
-    return next((rule for rule in catalogue() if any(pattern.search(text) for pattern in rule.messages)), None)
+    """The rule that explains an error text, which may be a whole traceback."""
+    from noclobber.rules.shared.texts import is_in
+
+    return next((rule for rule in catalogue() if any(is_in(one, text) for one in rule.texts)), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
-from noclobber.syntax.names import arguments, is_true, keyword
+from noclobber.syntax.names import arguments, is_given, keyword
 from noclobber.syntax.tree import FOR, WITH, File, Placed, last_line, starts
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp)
@@ -148,7 +148,7 @@ def without_argument(file: File, call: ast.Call, argument: ast.expr | ast.keywor
 def without_retaining(file: File, call: ast.Call) -> Edit | None:
     """Take `retain_graph=True` out of a call; None where it is not there."""
     flag = keyword(call, "retain_graph")
-    return without_argument(file, call, flag) if flag is not None and is_true(flag.value) else None
+    return without_argument(file, call, flag) if flag is not None and is_given(call, "retain_graph", True) else None
 
 
 def under_no_grad(file: File, rows: Sequence[ast.stmt]) -> tuple[Edit, ...]:

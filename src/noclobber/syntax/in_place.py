@@ -10,7 +10,7 @@ from noclobber.model.finding import Edit
 from noclobber.model.hints import Spelling
 from noclobber.model.operators import ACTIVATIONS
 from noclobber.syntax.edits import insert, replace
-from noclobber.syntax.names import called, definition, dotted, first_name, has_stars, keyword
+from noclobber.syntax.names import called, dotted, first_name, has_stars, is_numeric, keyword
 from noclobber.syntax.tree import File, Place, Placed
 from noclobber.syntax.writes import ATOM, NAMESPACES, OPERATORS, PLAIN, binding, is_namespace
 
@@ -62,7 +62,7 @@ def _of_operator(file: File, node: ast.BinOp, op: str, argument: int, numbers: b
     elif not numbers:
         sides = [sides[argument]]
     else:  # `k * h` calls the operator with `h` first, as `h * k` does
-        sides = [(target, value) for target, value in sides if not _is_number(file, target)]
+        sides = [(target, value) for target, value in sides if not is_numeric(file, target)]
     for target, value in sides:
         row, text = file.statement(node), file.source(target)
         is_bound = isinstance(row, ast.Assign) and row.value is node and [*map(file.source, row.targets)] == [text]
@@ -71,12 +71,6 @@ def _of_operator(file: File, node: ast.BinOp, op: str, argument: int, numbers: b
             yield InPlace(replace(file, row, f"{text} {symbol}= {file.source(value)}"), target)
             continue
         yield InPlace(replace(file, node, f"{_operand(file, target)}.{op}_({file.source(value)})"), target)
-
-
-def _is_number(file: File, node: ast.expr) -> bool:
-    value = definition(file, node, node) or node
-    value = value.operand if isinstance(value, ast.UnaryOp) else value
-    return isinstance(value, ast.Constant)
 
 
 def _of_call(file: File, call: ast.Call, argument: int) -> InPlace | None:

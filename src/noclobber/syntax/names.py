@@ -75,6 +75,19 @@ def call_of(row: ast.AST | None) -> ast.Call | None:
     return row.value if isinstance(row, ast.Expr) and isinstance(row.value, ast.Call) else None
 
 
+def called_by(file: File, node: ast.AST) -> ast.Call | None:
+    """The call of what a node names: `h.add_(x)` for `h.add_`; None where it is not called."""
+    call = file.above[node]
+    return call if isinstance(call, ast.Call) and call.func is node else None
+
+
+def unindexed(node: ast.expr) -> ast.expr:
+    """`self.rows` of `self.rows[0][i]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:
     """The argument of a keyword."""
     return next((one for one in call.keywords if one.arg == name), None)
@@ -157,6 +170,29 @@ def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[a
     return [one for one in found if isinstance(one.ctx, contexts or ast.expr_context)]
 
 
+def bindings(file: File, scope: ast.AST, name: str) -> list[ast.AST]:
+    """What binds a plain name in a scope, or deletes it, in the order of the text; `x += 1` does not."""
+    return [file.above[one] for one in uses(scope, name) if is_stored(file, one)]
+
+
+def value_given(file: File, target: ast.AST) -> ast.expr | None:
+    """The value that an assignment gives a target: of `a, b = x, y` the one at the same place; None for any other."""
+    held = file.above[target]
+    if isinstance(held, (ast.Assign, ast.AnnAssign)):
+        return held.value
+    row = file.above[held] if isinstance(held, ast.Tuple) else None
+    if not isinstance(held, ast.Tuple) or not isinstance(row, ast.Assign) or not isinstance(row.value, ast.Tuple):
+        return None
+    pairs = zip(held.elts, row.value.elts, strict=False) if len(held.elts) == len(row.value.elts) else ()
+    return next((value for one, value in pairs if one is target), None)
+
+
+def only_binding(file: File, scope: ast.AST, name: str) -> ast.Assign | None:
+    """The statement `name = ...`, where nothing else in a scope binds the name."""
+    bound = bindings(file, scope, name)
+    return bound[0] if len(bound) == 1 and isinstance(bound[0], ast.Assign) and len(bound[0].targets) == 1 else None
+
+
 def is_own(scope: ast.AST, name: str) -> bool:
     """Whether a variable is only that of a scope: no function in it uses it, no `match` binds it, and it is of no other
     scope."""
@@ -185,6 +221,11 @@ def is_declared(scope: ast.AST, name: str) -> bool:
 def mentions(file: File, name: str) -> list[Name]:
     """Where a file has a name, also as the last part of a longer one."""
     return [one for one in named(file.tree) if last_name(one) == name]
+
+
+def mentioned(file: File, name: str) -> list[Name]:
+    """The same without those that bind it."""
+    return [one for one in mentions(file, name) if not is_stored(file, one)]
 
 
 def reads(name: str, scope: ast.AST, file: File) -> Iterator[Name]:
@@ -267,6 +308,22 @@ def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:
     return found
 
 
+def is_numeric(file: File, value: ast.expr) -> bool:
+    """Return True if the source shows that a value is a number; a name may be a tensor."""
+    if isinstance(value, ast.BinOp):
+        return is_numeric(file, value.left) and is_numeric(file, value.right)
+    if isinstance(value, ast.UnaryOp):
+        return is_numeric(file, value.operand)
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Attribute) and last_name(value.func.value) in ("math", "random")
+    if isinstance(value, ast.Name):
+        scope = file.scope(value)
+        bound = [one for at in {scope, file.tree} for one in bindings(file, at, value.id)]
+        plain = all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) for one in bound)
+        return bool(bound) and plain and value.id not in parameters(scope)
+    return isinstance(value, ast.Constant)
+
+
 _PLAIN = ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len")
 """Calls that keep a gradient a gradient."""
 
@@ -297,11 +354,11 @@ def _is_gradient(file: File, node: ast.AST, known: tuple[str, ...]) -> bool:
 
 def _gives_gradients(file: File, row: ast.stmt | None, known: tuple[str, ...]) -> bool:
     """Whether a statement binds what `autograd.grad` gives, as `g, = grad(loss, w)`, or a name to a value of those."""
-    value = row.value if isinstance(row, ast.Assign) else None
-    if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and is_of_gradients(file, row.value, known):
+    if not isinstance(row, ast.Assign):
+        return False
+    if isinstance(row.targets[0], ast.Name) and is_of_gradients(file, row.value, known):
         return True
-    while isinstance(value, ast.Subscript):
-        value = value.value
+    value = unindexed(row.value)
     if not isinstance(value, ast.Call) or called(value) != "grad":
         return False
     return keyword(value, "create_graph") is None or is_given(value, "create_graph", False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from noclobber.model.finding import Edit
-from noclobber.model.operators import VIEWS, WITHOUT_TWIN
+from noclobber.model.operators import SPLITS, VIEWS, WITHOUT_TWIN
 from noclobber.syntax.edits import insert, replace, without_argument
 from noclobber.syntax.names import (
     bound_by_loop,
@@ -22,10 +22,11 @@ from noclobber.syntax.names import (
     is_true,
     keyword,
     last_name,
+    names_bound,
     owner,
     parameters,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, Placed, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Placed, walk
 
 OPERATORS: dict[type[ast.operator], tuple[str, int, str]] = {
     ast.BitOr: ("|", 1, "bitwise_or"),
@@ -279,10 +280,31 @@ def loses_write(write: WriteSyntax) -> bool:
     made = definition(file, base, found)
     if isinstance(made, ast.Attribute) and made.attr not in VIEWS:
         return True
+    root = viewed_by(write)
+    if root is not None and is_read_again(file, dotted(root), found):
+        return True
     if isinstance(made, (ast.Attribute, ast.Subscript)):
-        root = base_of(made)
-        return is_over or isinstance(root, ast.Attribute) or is_read_again(file, dotted(root), found)
+        return is_over or isinstance(root, ast.Attribute)
     return is_over and _is_handed_out(file, base.id, found)
+
+
+def is_read_on(write: WriteSyntax) -> bool:
+    """Return True if the statement uses the result, or if what it writes is an attribute, or a name that is read again,
+    in the next turn of a loop too. The variable of a loop is not, but for views that nothing else holds."""
+    file, found = write.file, write.statement
+    if not isinstance(write.base, ast.Name) or (write.call is not None and not isinstance(found, ast.Expr)):
+        return True
+    heads = [one for one in file.around(found) if isinstance(one, FOR)]
+    taken = (one.iter for one in heads if write.name in names_bound(one.target))
+    is_again = is_read_again(file, write.name, found) or file.loops(found) != []
+    return is_again and all(called(one) in SPLITS for one in taken)
+
+
+def viewed_by(write: WriteSyntax) -> ast.expr | None:
+    """Return `att` for a write to `head` after `head = att[:, i]` or `head = att.view(-1)`."""
+    made = definition(write.file, write.base, write.statement)
+    is_view = isinstance(made, (ast.Subscript, ast.Attribute)) or called(made) in VIEWS
+    return base_of(made) if is_view else None
 
 
 def _is_handed_out(file: File, name: str, statement: ast.stmt) -> bool:

@@ -19,7 +19,7 @@ from io import FileIO
 from typing import NoReturn
 
 from noclobber import rules
-from noclobber.fix.proof.job import DYNAMO, ERRORS, OUTPUT, Order
+from noclobber.fix.proof.job import DYNAMO, ERRORS, OUTPUT, Order, put
 from noclobber.fix.proof.launcher import DONE, TICK, TOLD, WORK, Launcher, command, end_started
 from noclobber.fix.proof.trial import TrialProcess
 
@@ -128,7 +128,4 @@ def _reap(running: dict[int, str]) -> None:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             del running[process]
-            unfinished = os.path.join(folder, "status.unfinished")
-            with open(unfinished, "w", encoding="utf-8") as file:
-                file.write(str(os.waitstatus_to_exitcode(status)))
-            os.replace(unfinished, os.path.join(folder, "status"))
+            put(os.path.join(folder, "status"), str(os.waitstatus_to_exitcode(status)))

@@ -15,7 +15,7 @@ from noclobber.mend.change import Change
 from noclobber.mend.cures import candidates
 from noclobber.model.finding import Finding
 from noclobber.model.hints import Opportunity
-from noclobber.model.units import size
+from noclobber.model.units import counted, size
 from noclobber.observe.gradient_trace import comparison, evidence
 
 WITHIN = 0.05
@@ -109,9 +109,8 @@ class HintTrials:
 
     def _proof(self) -> str:
         calls = self._bare.calls if self._bare is not None else 0
-        if not calls:
-            return "the output is the same"
-        return f"{calls} backward call{'s' * (calls > 1)} compared, all gradients the same to the last bit"
+        same = "all gradients the same to the last bit"
+        return f"{counted(calls, 'backward call')} compared, {same}" if calls else "the output is the same"
 
     def _run(self, mode: Mode, patch: Patch) -> Result:
         return self._start(mode, patch).result()

@@ -39,6 +39,13 @@ PROCESSES, RESULTS = "processes", "results"
 """The folders in it that have a file of each process, and what became of each child."""
 
 
+def put(path: str, text: str) -> None:
+    """Write a file: whoever looks finds all of it, or none."""
+    with open(f"{path}.unfinished", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{path}.unfinished", path)
+
+
 class Ended(StrEnum):
     """How a run ended."""
 

@@ -219,7 +219,7 @@ class Trial:
         elif result is None:
             result = Result(Ended.DIED, error=self.last_words())
         result.process = role
-        result.printed = "" if role else self._printed(OUTPUT)  # all processes print into one file
+        result.printed = "" if role else self._text(OUTPUT) or ""  # all processes print into one file
         return result
 
     def _look_elsewhere(self, result: Result, done: Collection[str], selection: Selection) -> None:
@@ -255,11 +255,10 @@ class Trial:
 
     def _read(self, name: str) -> Result | None:
         """Return what a process has written; None if it has written nothing."""
-        try:
-            with open(self.file(f"{name}.json"), encoding="utf-8") as file:
-                result = Result.from_json(file.read())
-        except FileNotFoundError:
+        text = self._text(f"{name}.json")
+        if text is None:
             return None
+        result = Result.from_json(text)
         result.evidence = path if os.path.exists(path := self.file(f"{name}.pt")) else ""
         return result
 
@@ -271,18 +270,16 @@ class Trial:
         """Return the exit status, None while it runs."""
         if self._process is not None:
             return self._process.poll()
-        try:
-            with open(self.file("status"), encoding="utf-8") as file:
-                return int(file.read())
-        except FileNotFoundError:
-            return self._server.poll() if self._server is not None else None
+        if (text := self._text("status")) is not None:
+            return int(text)
+        return self._server.poll() if self._server is not None else None
 
     def end(self) -> None:
         """End it and all that it started, wherever it is."""
         if sys.platform == "win32":
             if self._process is not None:
                 self._process.kill()
-        elif group := self._process.pid if self._process is not None else self._forked():
+        elif group := self._process.pid if self._process is not None else int(self._text("pid") or 0):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
         if self._process is not None:
@@ -294,21 +291,16 @@ class Trial:
         status = self.status() or 0
         if status < 0:
             return f"it was ended by {signal.Signals(-status).name}"
-        lines = [line for name in (OUTPUT, ERRORS) for line in self._printed(name).strip().splitlines()]
+        lines = [line for name in (OUTPUT, ERRORS) for line in (self._text(name) or "").strip().splitlines()]
         return f"it ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
-    def _forked(self) -> int:
+    def _text(self, name: str) -> str | None:
+        """Return what a file in its folder holds; None if nothing has been written there."""
         try:
-            with open(self.file("pid"), encoding="utf-8") as file:
-                return int(file.read())
-        except (FileNotFoundError, ValueError):
-            return 0
-
-    def _printed(self, name: str) -> str:
-        if not os.path.exists(self.file(name)):  # ended before it began
-            return ""
-        with open(self.file(name), "rb") as file:
-            return file.read().decode(errors="replace")
+            with open(self.file(name), "rb") as file:
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return None
 
 
 def end_started(folder: str) -> None:

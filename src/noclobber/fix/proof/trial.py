@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from noclobber import program
 from noclobber.fix.proof import generators
-from noclobber.fix.proof.job import DYNAMO, ENTRY, FORWARD, PROCESSES, RESULTS, Ended, Order, Result
+from noclobber.fix.proof.job import DYNAMO, ENTRY, FORWARD, PROCESSES, RESULTS, Ended, Order, Result, put
 from noclobber.fix.proof.source_overlay import Served
 from noclobber.model.report import Report
 from noclobber.processes.member import How, Member, kept_apart
@@ -277,16 +277,10 @@ class TrialProcess(Member):
                 seen.ended()  # after the peak was taken, as this copies what the program leaves
             if self._found_at is None and self._has_found():
                 self._found_at = max(seen.begun, 1)
-            result.calls, result.begun, result.found_at, result.saved = (
-                seen.done,
-                seen.begun,
-                self._found_at,
-                seen.saved,
-            )
+            result.calls, result.begun, result.saved = seen.done, seen.begun, seen.saved
+            result.found_at = self._found_at
             evidence.write(seen.events, f"{path}.pt")
-        with open(f"{path}.unfinished", "w", encoding="utf-8") as file:
-            file.write(result.to_json())
-        os.replace(f"{path}.unfinished", f"{path}.json")
+        put(f"{path}.json", result.to_json())
 
 
 def _first_run(folder: str) -> Run:

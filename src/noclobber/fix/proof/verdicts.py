@@ -30,6 +30,7 @@ from noclobber.mend.change import Way
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Finding
 from noclobber.model.source import Span
+from noclobber.model.units import counted
 from noclobber.observe.gradient_trace import comparison, evidence
 
 _NOT_RIGHT = (
@@ -291,9 +292,8 @@ def _is_ours(result: Result) -> bool:
 
 
 def _counted(compared: comparison.Comparison, words: str) -> str:
-    calls = f"{compared.calls} backward call{'s' * (compared.calls > 1)}"
     how = "to the last bit" if compared.exact else "within 1e-5 of the largest magnitude (float32)"
-    return f"{calls} compared, all gradients correct {how}{words}"
+    return f"{counted(compared.calls, 'backward call')} compared, all gradients correct {how}{words}"
 
 
 def _matches(compared: comparison.Comparison, reference: Reference, result: Result) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
@@ -22,15 +22,15 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
         if not isinstance(scope, FUNCTION) or not own or write.name not in own or own[0] != "ctx":
             continue
         marks = calls(scope, "mark_dirty")
-        edit = before(file, write.statement, f"{own[0]}.mark_dirty({write.name})")
-        if edit is not None and not marks:
-            yield Change(f"declare the write: `mark_dirty({write.name})`", (edit,), 2)
-        edits, gone = out_of_place(write), [one for mark in marks if (one := remove(file, mark)) is not None]
-        if edits and len(gone) == len(marks):
-            yield Change("let the Function make a new tensor", (*edits, *gone), 3)
-        copied = cloned_before(file, write.statement, write.name)
-        if copied is not None and not marks:
-            yield Change("let the Function write into a clone", (copied,), 3)
+        if not marks:
+            edit = before(file, write.statement, f"{own[0]}.mark_dirty({write.name})")
+            yield from change(f"declare the write: `mark_dirty({write.name})`", [edit], 2)
+        if edits := out_of_place(write):
+            gone = [remove(file, one) for one in marks]
+            yield from change("let the Function make a new tensor", [*edits, *gone], 3)
+        if not marks:
+            copied = cloned_before(file, write.statement, write.name)
+            yield from change("let the Function write into a clone", [copied], 3)
 
 
 def saved_for_backward(scene: Scene) -> Iterator[Change]:

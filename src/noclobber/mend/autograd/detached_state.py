@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.order.forwards_in_loops import last_read
 from noclobber.mend.scene import Scene
 from noclobber.model.clobber import Clobber
@@ -23,7 +23,18 @@ from noclobber.model.source import Site
 from noclobber.model.units import listed
 from noclobber.rules.shared.carrying import is_carried, is_renewed
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
-from noclobber.syntax.names import call_of, calls, dotted, is_stored, keyword, names_bound, names_used, owner, targets
+from noclobber.syntax.names import (
+    call_of,
+    called_by,
+    calls,
+    dotted,
+    is_stored,
+    keyword,
+    names_bound,
+    names_used,
+    owner,
+    targets,
+)
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
 
 MOST_DETACHED = 3
@@ -65,11 +76,9 @@ def _carried(scene: Scene) -> Iterator[Change]:
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
         edit = after(file, end, *texts) if file.indent(end) is not None else None
-        if edit is None:
-            continue
         for more in [retained, *[[]] * bool(retained)]:
             is_sound = is_known and read.row in loop.body and more is retained
-            yield Change(title, (*more, edit), 1 + later + (more is not retained), is_sound=is_sound)
+            yield from change(title, [*more, edit], 1 + later + (more is not retained), is_sound=is_sound)
 
 
 def _steps_alike(loop: Loop) -> bool:
@@ -105,8 +114,7 @@ def _kept_in_place(scene: Scene) -> Iterator[Change]:
     """`self.centre = self.centre.detach()` before the line that writes the state in place."""
     for write in scene.writes():
         edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
-        if edit is not None:
-            yield Change(f"detach `{write.name}` before it is written again", (edit,), 1)
+        yield from change(f"detach `{write.name}` before it is written again", [edit], 1)
 
 
 def _handed_over(scene: Scene) -> Iterator[Change]:
@@ -120,9 +128,7 @@ def _handed_over(scene: Scene) -> Iterator[Change]:
             values = back.value.elts if isinstance(back.value, ast.Tuple) else [back.value] if back.value else []
             names = [value for value in values if isinstance(value, (ast.Name, ast.Attribute))]
             for some in dict.fromkeys((*((name,) for name in names), tuple(names))):
-                edits = tuple(append(step.file, name, ".detach()") for name in some)
-                if edits:
-                    yield Change("return it detached", edits, 1)
+                yield from change("return it detached", [append(step.file, name, ".detach()") for name in some], 1)
         return
     file = read.file
     taken = _sources(file, scope, _losses(scope, step.row))
@@ -177,5 +183,4 @@ def _is_value(file: File, node: ast.expr) -> bool:
     above = file.above[node]
     if isinstance(above, ast.AugAssign):
         return above.value is node
-    called_as = isinstance(above, ast.Call) and above.func is node
-    return not (called_as or is_stored(file, node))
+    return not (called_by(file, node) or is_stored(file, node))

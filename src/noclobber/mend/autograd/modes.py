@@ -9,17 +9,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.syntax.edits import replace
-from noclobber.syntax.names import dotted, last_name
+from noclobber.syntax.names import called_by, dotted, last_name
 from noclobber.syntax.tree import File, walk
 
 
 def recorded(scene: Scene) -> Iterator[Change]:
     """`inference_mode` as `no_grad`: each place alone, then all."""
-    files = scene.files() if scene.is_inference else []
+    files = scene.files() if scene.code == "NC306" else []
     edits = [edit for file in files for edit in _as_no_grad(file)]
     uses = [
         (file, one) for file in files for one in walk(file.tree, ast.Name, ast.Attribute, ast.alias) if _is_mode(one)
@@ -28,9 +28,8 @@ def recorded(scene: Scene) -> Iterator[Change]:
         dotted(one) == "torch.inference_mode" and isinstance(file.above[one], ast.Call) for file, one in uses
     )
     for some in dict.fromkeys([*((one,) for one in edits), tuple(edits)]):
-        if some:
-            title = "use `no_grad` instead of `inference_mode`"
-            yield Change(title, some, 1 if len(some) == 1 else 2, Cure.MODE, is_sound)
+        title = "use `no_grad` instead of `inference_mode`"
+        yield from change(title, some, 1 if len(some) == 1 else 2, Cure.MODE, is_sound)
 
 
 def _is_mode(one: ast.AST) -> bool:
@@ -42,8 +41,8 @@ def _as_no_grad(file: File) -> Iterator[Edit]:
     for one in walk(file.tree, ast.Attribute):
         if one.attr != "inference_mode":
             continue
-        owner, call = dotted(one).removesuffix(last_name(one)), file.above[one]
-        if isinstance(call, ast.Call) and call.func is one:
+        owner, call = dotted(one).removesuffix(last_name(one)), called_by(file, one)
+        if call is not None:
             plain = all(isinstance(each, ast.Constant) and each.value is True for each in call.args)
             if plain and not call.keywords:
                 yield replace(file, call, f"{owner}no_grad()")

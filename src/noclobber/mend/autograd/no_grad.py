@@ -35,17 +35,19 @@ from noclobber.syntax.names import (
     differentiates,
     dotted,
     has_torch,
+    is_numeric,
     is_of_gradients,
     is_read_after,
     is_stored,
     is_untracked,
     last_name,
-    mentions,
+    mentioned,
     names_bound,
     owner,
     parameters,
     returns_value,
     targets,
+    unindexed,
     uses,
     values,
 )
@@ -71,23 +73,23 @@ def under_mode(scene: Scene) -> Iterator[Change]:
             yield Change(_TITLE, under_no_grad(file, rows), 0, Cure.NO_GRAD, is_sound=True)
         if not _may_be_update(write, scene.kind) or _is_tracked(write):
             continue
-        likely = scene.is_leaf or (scene.is_unrecorded and scene.kind == "parameter")
+        likely = scene.is_leaf or (scene.code == "NC304" and scene.kind == "parameter")
         more = 0 if likely else LAST_RESORT
         rows = _beside(file, found, partial(_goes_on, file, write.name), above=False)
         if len(rows) > 1:
-            yield Change(_TITLE, under_no_grad(file, rows), more, Cure.NO_GRAD)
-        yield Change(_TITLE, under_no_grad(file, [found]), 1 + more, Cure.NO_GRAD)
+            yield Change(_TITLE, under_no_grad(file, rows), more)
+        yield Change(_TITLE, under_no_grad(file, [found]), 1 + more)
         scope = file.scope(found)
         if isinstance(scope, FUNCTION) and not returns_value(scope):
             at = scope.decorator_list[0].lineno if scope.decorator_list else scope.lineno
             decorator = insert(file, at, 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
-            yield Change(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), 2 + more, Cure.NO_GRAD)
+            yield Change(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), 2 + more)
 
 
 def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
     file, found, event = write.file, write.statement, scene.finding.event
-    if not (scene.is_leaf or scene.is_unrecorded) or "ctx" in parameters(file.scope(found)):
+    if not (scene.is_leaf or scene.code == "NC304") or "ctx" in parameters(file.scope(found)):
         return []
     if scene.places("read"):  # the write went through, and PyTorch refuses a view later
         return []
@@ -158,16 +160,10 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
 
 def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
     """Whether the file reads elsewhere each attribute, and what each item belongs to, that a loop assigns."""
-    attributes = [one for one in walk(loop, ast.Attribute) if isinstance(one.ctx, ast.Store)]
-    items = [one for one in walk(loop, ast.Subscript) if isinstance(one.ctx, ast.Store)]
-    for target in (*attributes, *items):
-        held: ast.expr = target
-        while isinstance(held, ast.Subscript):
-            held = held.value
-        name = last_name(held)
-        if name not in ("data", "grad"):
-            read = (one for one in mentions(file, name) if not is_stored(file, one))
-            yield not name or any(loop not in file.around(one) for one in read)
+    for target in (*walk(loop, ast.Attribute), *walk(loop, ast.Subscript)):
+        held = unindexed(target)
+        if isinstance(getattr(target, "ctx", None), ast.Store) and (name := last_name(held)) not in ("data", "grad"):
+            yield not name or any(loop not in file.around(one) for one in mentioned(file, name))
 
 
 def _only_computes(call: ast.Call) -> bool:
@@ -207,7 +203,7 @@ def _beside(file: File, row: ast.stmt, fits: Callable[[ast.stmt], bool], *, abov
 def _sets(file: File, name: str, row: ast.stmt) -> bool:
     """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
-    numbers = stores and isinstance(row, ast.Assign) and _is_number(file, row.value)
+    numbers = stores and isinstance(row, ast.Assign) and is_numeric(file, row.value)
     return (numbers or _is_update(file, row)) and write_in(file, row).name == name
 
 
@@ -240,7 +236,7 @@ def _is_update(file: File, write: ast.stmt) -> bool:
     if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
         return all(is_of_gradients(file, one) for one in given)
     by_numbers = called(call_of(write)) in _OF_NUMBERS
-    return all(by_numbers or is_of_gradients(file, one) or _is_number(file, one) for one in given)
+    return all(by_numbers or is_of_gradients(file, one) or is_numeric(file, one) for one in given)
 
 
 def _descends(file: File, write: ast.stmt) -> bool:
@@ -355,22 +351,6 @@ def _values(write: ast.stmt) -> list[ast.expr]:
 def is_average(write: ast.stmt) -> bool:
     """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
     return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", ast.unparse(write)))
-
-
-def _is_number(file: File, value: ast.expr) -> bool:
-    """Return True if the source shows that a value is a number; a name may be a tensor."""
-    if isinstance(value, ast.BinOp):
-        return _is_number(file, value.left) and _is_number(file, value.right)
-    if isinstance(value, ast.UnaryOp):
-        return _is_number(file, value.operand)
-    if isinstance(value, ast.Call):
-        return isinstance(value.func, ast.Attribute) and last_name(value.func.value) in ("math", "random")
-    if isinstance(value, ast.Name):
-        scope = file.scope(value)
-        bound = [file.above[one] for at in (scope, file.tree) for one in uses(at, value.id, ast.Store)]
-        plain = all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) for one in bound)
-        return bool(bound) and plain and value.id not in parameters(scope)
-    return isinstance(value, ast.Constant)
 
 
 def _is_guarded(file: File, write: ast.stmt) -> bool:

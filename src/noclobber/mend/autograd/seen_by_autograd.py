@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.copies.clone_first import before_write
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.finding import Edit
@@ -79,9 +79,7 @@ def _tracked(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change]:
     if not shown or not name or not is_read_again(file, name, write.statement):
         return
     if not isinstance(target, ast.Subscript):
-        edits = out_of_place(write)
-        if edits:
-            yield Change(_SEEING, tuple(edits), cost)
+        yield from change(_SEEING, out_of_place(write), cost)
     if isinstance(write.statement, ast.Assign) and isinstance(target, ast.Attribute) and target.attr == "data":
         edit = replace(file, write.statement, f"{name} = {file.source(write.statement.value)}")
         yield Change(f"bind `{name}` to the new value", (edit,), cost)
@@ -116,6 +114,4 @@ def straight_through(write: WriteSyntax) -> Iterator[Change]:
         return
     plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
     edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
-    edits = out_of_guard(write, [edit])
-    if edits is not None:
-        yield Change(PASSING, edits, 1)
+    yield from change(PASSING, out_of_guard(write, [edit]) or (), 1)

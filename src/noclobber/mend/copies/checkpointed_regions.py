@@ -26,9 +26,9 @@ from noclobber.syntax.names import (
     has_torch,
     in_tuple,
     is_given,
-    is_stored,
     keyword,
     last_name,
+    mentioned,
     mentions,
     reads,
 )
@@ -100,8 +100,7 @@ def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str
     if not _drifts_by(scene, file, name) or any(region in file.around(one.statement) for one in writes):
         return False
     places, short = {region, *(one.statement for one in writes)}, name.rpartition(".")[2]
-    read = (one for one in mentions(file, short) if not is_stored(file, one))
-    return all(places & set(file.around(one)) for one in read)
+    return all(places & set(file.around(one)) for one in mentioned(file, short))
 
 
 def _drifts_by(scene: Scene, file: File, name: str) -> bool:

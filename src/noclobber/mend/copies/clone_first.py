@@ -15,17 +15,27 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import given_for, is_new, root_of
 from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
-from noclobber.mend.holders.seen import is_over, is_seen_here_only
+from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import Undeclared
 from noclobber.syntax.edits import append, cloned_before
-from noclobber.syntax.names import called, definition, dotted, is_read_after, names_bound, parameters, uses, values
+from noclobber.syntax.names import (
+    called,
+    definition,
+    dotted,
+    is_read_after,
+    names_bound,
+    only_binding,
+    parameters,
+    uses,
+    values,
+)
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, last_line, starts, walk, within
-from noclobber.syntax.writes import WriteSyntax, base_of, loses_write, write_in, writes
+from noclobber.syntax.writes import WriteSyntax, base_of, is_read_on, loses_write, write_in, writes
 
 
 def into_clone(scene: Scene) -> Iterator[Change]:
@@ -36,7 +46,7 @@ def into_clone(scene: Scene) -> Iterator[Change]:
         elif not scene.may_write_anew or (write.call is not None and not writes(write.call) and scene.is_clobber):
             continue
         elif scene.is_refused:
-            yield from before_write(write, scene, 4) if is_seen_here_only(write) else ()
+            yield from before_write(write, scene, 4) if is_read_on(write) else ()
         else:
             yield from before_write(write, scene, 2 if isinstance(write.target, ast.Subscript) else 3)
 
@@ -52,12 +62,14 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
     loop = next(iter(reversed(file.loops(write.statement))), None)
     inside = cloned_before(file, _first_of_batch(write), name)
     saves = [one for one in scene.places("save") if one.file.path == file.path]
-    outside = cloned_before(file, loop, name) if loop is not None and not _is_loop_variable(loop, name) else None
-    if loop is not None and outside is not None and not any(loop in file.around(one.node) for one in saves):
-        yield Change(f"write into a clone of `{name}`, made before the loop", (outside,), cost, Cure.CLONE_FIRST)
-    if inside is not None:
-        cost += 0 if loop is None else 2
-        yield Change(f"write into a clone of `{name}`", (inside,), cost, Cure.CLONE_FIRST)
+    if (
+        loop is not None
+        and not _is_loop_variable(loop, name)
+        and not any(loop in file.around(one.node) for one in saves)
+    ):
+        outside = cloned_before(file, loop, name)
+        yield from change(f"write into a clone of `{name}`, made before the loop", [outside], cost)
+    yield from change(f"write into a clone of `{name}`", [inside], cost + 2 * (loop is not None))
 
 
 def _first_of_batch(write: WriteSyntax) -> ast.stmt:
@@ -89,17 +101,15 @@ def _of_leaf(write: WriteSyntax) -> Iterator[Change]:
     if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
         return
     title = f"write into a clone of `{name}`, so that the gradient flows through"
-    if (edit := _of_own_view(write)) is not None:
-        yield Change(title, (edit,), 1, Cure.CLONE_FIRST, is_sound=True)
+    yield from change(title, [_of_own_view(write)], 1, Cure.CLONE_FIRST, is_sound=True)
     is_read = is_read_after(file, name, file.scope(found), last_line(found))
     if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
-    if (edit := cloned_before(file, found, name)) is not None:
-        yield Change(title, (edit,), 1, Cure.CLONE_FIRST)
+    yield from change(title, [cloned_before(file, found, name)], 1)
     scope, root = file.scope(found), base_of(definition(file, write.base, found))
     if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):
         title = f"write into a clone of `{dotted(root)}`"
-        yield Change(title, (append(file, root, ".clone()"),), 1, Cure.CLONE_FIRST)
+        yield Change(title, (append(file, root, ".clone()"),), 1)
 
 
 def _of_own_view(write: WriteSyntax) -> Edit | None:
@@ -110,15 +120,14 @@ def _of_own_view(write: WriteSyntax) -> Edit | None:
     name = target.value.id if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) else ""
     if not name or file.loops(found) or file.own_lines(found) is None:
         return None
-    bound = uses(file.scope(found), name, ast.Store)
-    binding = file.above[bound[0]] if len(bound) == 1 else None
-    made = binding.value if isinstance(binding, ast.Assign) and len(binding.targets) == 1 else found
-    root = root_of(made) if isinstance(made, ast.expr) else None
+    binding = only_binding(file, file.scope(found), name)
+    root = root_of(binding.value) if binding is not None else None
     names = (one for one in within(file.scope(found), ast.Name) if isinstance(one.ctx, ast.Load))
     later = {one.id for one in names if starts(one) >= ends(found)}
     if not isinstance(root, ast.Name) or root.id in later or name not in later:
         return None
-    if any(one.attr not in HANDING_ON for one in walk(made, ast.Attribute)) or not _is_read_here_only(file, root):
+    taken = walk(binding.value, ast.Attribute) if binding is not None else ()
+    if any(one.attr not in HANDING_ON for one in taken) or not _is_read_here_only(file, root):
         return None  # others may read `self.weight`, or what was given
     return cloned_before(file, found, name)
 
@@ -169,7 +178,7 @@ def argument_cloned(scene: Scene) -> Iterator[Change]:
         if chosen is not None and not isinstance(chosen, ast.Constant):
             cost = 1 if called(call) == "apply" else 2 if place in scene.places("write") else LAST_RESORT + 3
             edit = append(place.file, chosen, ".clone()")
-            yield Change(f"give `{called(call)}` a clone", (edit,), cost, Cure.CLONE_ARGUMENT)
+            yield Change(f"give `{called(call)}` a clone", (edit,), cost)
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:

@@ -46,6 +46,7 @@ from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import (
     called,
+    called_by,
     calls,
     definition,
     dotted,
@@ -53,8 +54,9 @@ from noclobber.syntax.names import (
     is_stored,
     keyword,
     last_name,
-    mentions,
+    mentioned,
     names_used,
+    only_binding,
     owner,
     parameters,
     uses,
@@ -78,8 +80,8 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
         return
     if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
         yield found
-    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.finding.code == "NC102" else 2
-    cost = 5 if scene.is_refused and not scene.is_inference else cost
+    cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.code == "NC102" else 2
+    cost = 5 if scene.is_refused and scene.code != "NC306" else cost
     field, is_result = (save.field, save.is_output) if save is not None else ("", False)
     for place in scene.places("save"):
         if field in _RESULTS or is_result:
@@ -92,7 +94,7 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
         for some in dict.fromkeys((tuple(chosen), tuple(operands))):
             names = ", ".join(f"`{place.file.source(one)}`" for one in some)
             clones = tuple(append(place.file, one, ".clone()") for one in some)
-            yield Change(f"let autograd keep a clone of {names}", clones, cost, Cure.CLONE_FOR_READER)
+            yield Change(f"let autograd keep a clone of {names}", clones, cost)
         if not any(place.file.source(one).endswith(".clone()") for one in operands):
             other = [one for one in operands if dotted(one) not in {write.name for write in scene.writes()}]
             yield from _of_definitions(place, other, cost)
@@ -101,7 +103,7 @@ def kept_as_clone(scene: Scene) -> Iterator[Change]:
 def _of_result(place: Place, cost: int) -> Iterator[Change]:
     if isinstance(place.node, ast.expr) and not _is_target(place):
         edit = append(place.file, place.node, ".clone()")
-        yield Change("go on with a clone of what autograd keeps", (edit,), cost, Cure.CLONE_FIRST)
+        yield Change("go on with a clone of what autograd keeps", (edit,), cost)
 
 
 def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterator[Change]:
@@ -111,7 +113,7 @@ def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterat
         made = definition(file, one, place.node)
         if isinstance(made, (ast.Call, ast.Subscript)) and not file.source(made).endswith(".clone()"):
             edit = append(file, made, ".clone()")
-            yield Change(f"let `{file.source(one)}` be a clone", (edit,), cost, Cure.CLONE_FOR_READER)
+            yield Change(f"let `{file.source(one)}` be a clone", (edit,), cost)
 
 
 def _operands(place: Place, field: str) -> list[ast.expr]:
@@ -170,7 +172,7 @@ def _is_target(place: Place) -> bool:
 def _sound(scene: Scene, node: str, field: str) -> Change | None:
     """The clone where the source is one operator whose operands, or whose result, the node is known to keep."""
     place = scene.place("save")
-    if not scene.is_clobber or scene.finding.code == "NC105" or place is None or _is_meant(scene):
+    if not scene.is_clobber or scene.code == "NC105" or place is None or _is_meant(scene):
         return None
     if _carries_on(scene, place.file):
         return None
@@ -202,8 +204,8 @@ def _kept_by_ctx(file: File, row: ast.stmt | None) -> Change | None:
     if not isinstance(row, ast.Assign) or not isinstance(row.value, ast.Name) or not isinstance(target, ast.Attribute):
         return None
     scope, name, around = file.scope(row), row.value.id, file.class_of(row)
-    bound = [file.above[one] for one in uses(scope, name, ast.Store)]
-    made = bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
+    bound = only_binding(file, scope, name)
+    made = bound.value if bound is not None else None
     if around is None or name in parameters(scope) or isinstance(scope, ast.Lambda) or row not in scope.body:
         return None
     below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
@@ -428,8 +430,7 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
 
 def _is_only_called(file: File, module: ast.expr) -> bool:
     """Return True if a file hands a module to nothing: no hook has what it computes inside."""
-    named = [one for one in mentions(file, last_name(module)) if not is_stored(file, one)]
-    return all(isinstance(file.above[one], ast.Call) and file.above[one].func is one for one in named)  # type: ignore[attr-defined]
+    return all(called_by(file, one) for one in mentioned(file, last_name(module)))
 
 
 def _parts(given: list[ast.expr]) -> list[ast.expr]:

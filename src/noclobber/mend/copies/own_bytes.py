@@ -22,17 +22,18 @@ from noclobber.model.operators import SPLITS, VIEWS
 from noclobber.model.units import listed
 from noclobber.syntax.edits import append, replace, undecorated
 from noclobber.syntax.names import (
+    bindings,
     called,
+    called_by,
     calls,
     definition,
     dotted,
     has_stars,
-    is_stored,
     last_name,
     mentions,
+    only_binding,
     owner,
     parameters,
-    uses,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
 from noclobber.syntax.writes import WriteSyntax
@@ -49,7 +50,7 @@ def expanded(scene: Scene) -> Iterator[Change]:
     First of all where an object keeps it: it may be written again.
     """
     title = "give the expanded tensor its own bytes"
-    for write in scene.writes() if scene.is_overlap else ():
+    for write in scene.writes() if scene.code == "NC307" else ():
         cost, made = -1 if "." in write.name else 2, definition(write.file, write.base, write.statement)
         if made is not None and any(called(one) in _EXPANDS_ALL for one in walk(made, ast.Call)):
             yield Change(title, (append(write.file, made, ".clone()"),), cost)
@@ -62,13 +63,13 @@ def expanded(scene: Scene) -> Iterator[Change]:
 
 def not_shared(scene: Scene) -> Iterator[Change]:
     """`torch.from_numpy(buf)` with `.clone()`, and `.numpy()` with `.copy()`, where the memory is handed over."""
-    for place in scene.places("create") if scene.is_foreign else ():
+    for place in scene.places("create") if scene.code == "NC202" else ():
         for one in [place.node] if isinstance(place.node, ast.Call) else walk(place.row, ast.Call):
             if called(one) in SHARES:
                 yield Change("give the tensor its own bytes", (append(place.file, one, ".clone()"),), 1)
             elif called(one) in ("numpy", "__array__"):
                 yield Change("give numpy a copy", (append(place.file, one, ".copy()"),), 1)
-    for file in scene.files() if scene.is_foreign else ():
+    for file in scene.files() if scene.code == "NC202" else ():
         for one in walk(file.tree, ast.Call):
             if called(one) in SHARES:
                 yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
@@ -107,14 +108,12 @@ def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
     scope, root = file.scope(write.statement), root_of(write.target) if write.target is not None else None
     if not isinstance(root, ast.Name):
         return []
-    bound = [file.above[one] for one in uses(scope, root.id) if is_stored(file, one)]
-    bound = [one for one in bound if not isinstance(one, ast.AugAssign)]
     if root.id in parameters(scope):
         given, caller = given_for(file, root.id, scope), calls[-2] if len(calls) > 1 else None
         is_other = caller is not None and caller.statement not in [file.statement(one) for one in given]
-        return given if not is_other and not bound else []
-    row = bound[0] if len(bound) == 1 else None
-    return [row.value] if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) else []
+        return given if not is_other and not bindings(file, scope, root.id) else []
+    row = only_binding(file, scope, root.id)
+    return [row.value] if row is not None else []
 
 
 def _is_aside(file: File, value: ast.expr) -> bool:
@@ -167,7 +166,7 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
 
     A view that was taken before another view of the same tensor is written is stale: they have to come one by one.
     """
-    writes = scene.writes() if scene.is_unrecorded else []
+    writes = scene.writes() if scene.code == "NC304" else []
     for file in dict.fromkeys([*(write.file for write in writes), *(scene.files() if writes else ())]):
         for function in functions(file.tree):
             taken = any(called(one) in VIEWS | SPLITS for one in walk(function, ast.Call))
@@ -199,12 +198,13 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
     for write in scene.writes() if scene.is_refused else ():
         file, scope, name = write.file, write.file.scope(write.statement), write.name
         made = definition(file, write.base, write.statement)
-        is_under = scene.finding.code == "NC310" or mentions(file, "vmap")
+        is_under = scene.code == "NC310" or mentions(file, "vmap")
         if not isinstance(made, ast.Call) or dotted(made.func) not in _MAKERS or not is_under:
             continue
         own = parameters(scope)
         maker, dtype = f"new_{called(made)}", scene.finding.tensor.dtype if scene.finding.tensor else ""
-        is_known = scene.finding.cause is Cause.UNMAPPED and _is_plain(file, scope, made, name)
+        is_known = scene.finding.cause is Cause.UNMAPPED and only_binding(file, scope, name) is not None
+        is_known &= bool(made.args) and not made.keywords and not has_stars(made)
         if is_known and dtype and _maps(file, scope):
             sizes = ", ".join(file.source(one) for one in made.args)
             text = f"{own[0]}.{maker}({sizes}, dtype=torch.{dtype.removeprefix('torch.')})"
@@ -212,7 +212,7 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
             yield Change(title, (replace(file, made, text),), 1, Cure.OWN_ROWS, is_sound=True)
         for argument in dict.fromkeys([*_named_in(write, own), *own]):
             title = f"make `{name}` from `{argument}`, which is mapped"
-            yield Change(title, (replace(file, made.func, f"{argument}.{maker}"),), 1, Cure.OWN_ROWS)
+            yield Change(title, (replace(file, made.func, f"{argument}.{maker}"),), 1)
 
 
 def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:
@@ -221,25 +221,19 @@ def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:
     return [one.id for one in walk(value, ast.Name) if one.id in names] if value is not None else []
 
 
-def _is_plain(file: File, scope: Scope, made: ast.Call, name: str) -> bool:
-    """Return True if the tensor is made of its sizes alone, and nothing else binds its name."""
-    stored = [one for one in uses(scope, name) if is_stored(file, one)]
-    return len(stored) == 1 and bool(made.args) and not made.keywords and not has_stars(made)
-
-
 def _maps(file: File, scope: Scope) -> bool:
     """Return True if the first parameter of a function is mapped wherever the file calls it, and is never bound
     again."""
     if not isinstance(scope, FUNCTION) or not (own := parameters(scope)):
         return False
-    named, again = mentions(file, scope.name), any(is_stored(file, one) for one in uses(scope, own[0]))
-    return bool(named) and not again and all(_is_mapped(file, one) for one in named)
+    named = mentions(file, scope.name)
+    return bool(named) and not bindings(file, scope, own[0]) and all(_is_mapped(file, one) for one in named)
 
 
 def _is_mapped(file: File, mention: ast.expr) -> bool:
     """`torch.vmap(function)(a)` around a mention of the function."""
     mapping = file.above[mention]
-    call = file.above[mapping]
+    call = called_by(file, mapping)
     if not isinstance(mapping, ast.Call) or called(mapping) != "vmap" or mapping.args != [mention] or mapping.keywords:
         return False
-    return isinstance(call, ast.Call) and call.func is mapping and bool(call.args) and not has_stars(call)
+    return call is not None and bool(call.args) and not has_stars(call)

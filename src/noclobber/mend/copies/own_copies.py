@@ -15,7 +15,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure
 from noclobber.model.operators import VIEWS
@@ -23,6 +23,7 @@ from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import (
     UNRECORDING,
     called,
+    called_by,
     definition,
     dotted,
     has_stars,
@@ -118,9 +119,7 @@ def local_copy(scene: Scene) -> Iterator[Change]:
         imports = [one for one in file.tree.body if isinstance(one, ast.Import)]
         if imports and not any(alias.name == "copy" for one in imports for alias in one.names):
             edits.append(before(file, imports[0], "import copy"))
-        yield Change(
-            f"work on a local copy of `{net}`", tuple(one for one in edits if one is not None), LAST_RESORT + 1
-        )
+        yield from change(f"work on a local copy of `{net}`", edits, LAST_RESORT + 1)
 
 
 def _runs_once(file: File, call: ast.Call) -> bool:
@@ -148,9 +147,9 @@ def from_clone(scene: Scene) -> Iterator[Change]:
             short = name.rpartition(".")[2]
             first = next((one for one in scope.body if one in file.around(some[0])), scope)
             edit = before(file, first, f"{short} = {name}.clone()")
-            if len(some) > 1 and edit is not None and short not in {*parameters(scope), *names_bound(scope)}:
-                edits = (edit, *(replace(file, one, short) for one in some))
-                yield Change(f"read from one clone of `{name}`", edits, 2, Cure.CLONE_FOR_READER)
+            if len(some) > 1 and short not in {*parameters(scope), *names_bound(scope)}:
+                edits = [edit, *(replace(file, one, short) for one in some)]
+                yield from change(f"read from one clone of `{name}`", edits, 2)
 
 
 def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:
@@ -171,9 +170,6 @@ def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:
 def _is_tensor(file: File, node: ast.Attribute) -> bool:
     """Whether an attribute may be a tensor, for all that the text shows: no method, and no owner but of a tensor's."""
     above = file.above[node]
-    if isinstance(above, ast.Call):
-        return above.func is not node
     if isinstance(above, ast.Attribute):
-        outer = file.above[above]
-        return above.attr in VIEWS or (isinstance(outer, ast.Call) and outer.func is above)
-    return True
+        return above.attr in VIEWS or called_by(file, above) is not None
+    return called_by(file, node) is None

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeGuard
 
 from noclobber.mend.holders.making import (
     BUILTINS,
@@ -31,6 +30,7 @@ from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
 from noclobber.model.operators import SPLITS
 from noclobber.syntax.names import (
     called,
+    called_by,
     dotted,
     has_stars,
     is_given,
@@ -38,11 +38,12 @@ from noclobber.syntax.names import (
     is_stored,
     keyword,
     last_name,
-    mentions,
+    mentioned,
     names_used,
     parameters,
     targets,
     uses,
+    value_given,
     values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, LOOP, WITH, File, Function, Scope, ends, starts, walk, within
@@ -87,16 +88,18 @@ def holds_alone(
             and are_over(file, name, write, holders)
         )
     leading = _binding(file, name, write)
-    if leading is None or not is_new(file, leading[0].value):
+    value = value_given(file, leading[0]) if leading is not None else None
+    if leading is None or value is None or not is_new(file, value):
         return False
-    binding, loops = leading
+    bound, loops = leading
+    binding = file.nearest(bound, ast.Assign) or write
     if not set(_blocks_with(file, write)) <= set(_blocks_with(file, binding)):
         return False
     on_the_way = [one for one in uses(scope, name) if _is_on_the_way(one, binding, write, loops)]
     return all(
         _binds_new(file, one) if isinstance(one.ctx, ast.Store) else keeps_nothing(file, one)
         for one in on_the_way
-        if one is not binding.targets[0] and one is not given
+        if one is not bound and one is not given
     )
 
 
@@ -120,19 +123,15 @@ def _may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str
 
 def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     """Return True if the file mentions a function only to call it, and reads nothing again of what is given to it."""
-    if isinstance(function, (ast.Module, ast.Lambda)) or function.decorator_list:
-        return False
     owner = file.class_of(function)
-    if function.name == "forward" and owner is not None:
-        called_as = [one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner)]
-    elif function.name in _CALLED_BY_OTHERS:
+    given: list[ast.expr | None] = [*given_for(file, name, function)] or [None]
+    if isinstance(function, FUNCTION) and function.name == "forward" and owner and not function.decorator_list:
+        runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner))
+        given = [_given_by(file, one, name, function) for one in runs]
+    if isinstance(function, (ast.Module, ast.Lambda)):
         return False
-    else:
-        called_as = [one for one in mentions(file, function.name) if not is_stored(file, one)]
-        if not called_as:
-            return False
     with asking(function) as is_first:
-        return is_first and all(_gives_alone(file, one, name, function) for one in called_as)
+        return is_first and all(one is not None and _is_given_last(file, one) for one in given)
 
 
 def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
@@ -156,11 +155,9 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
     return not (is_known or (isinstance(func, ast.Attribute) and is_namespace(func.value)))
 
 
-def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bool:
-    """Return True if a mention of a function calls it, and what it gives for a parameter is not read again."""
-    given = _given_by(file, use, name, function)
-    row = file.statement(given) if given is not None else None
-    names = aliases(file, given) if given is not None else None
+def _is_given_last(file: File, given: ast.expr) -> bool:
+    """Return True if what is given to a function is not read again."""
+    row, names = file.statement(given), aliases(file, given)
     if row is None or names is None or not all(is_over(file, one, row, is_written=False) for one in names):
         return False
     scope = file.scope(row)
@@ -170,8 +167,8 @@ def _gives_alone(file: File, use: ast.expr, name: str, function: Function) -> bo
 
 def _given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.expr | None:
     """What a mention of a function that calls it gives for a parameter; None where that is not known."""
-    call = file.above[use]
-    if not isinstance(call, ast.Call) or call.func is not use or has_stars(call):
+    call = called_by(file, use)
+    if call is None or has_stars(call):
         return None
     places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
     places = places[1:] if file.class_of(function) is not None else places
@@ -183,8 +180,7 @@ def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
     """What the file gives a function for a parameter, wherever it calls it; empty where others may call it too."""
     if not isinstance(function, FUNCTION) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
         return []
-    used = [one for one in mentions(file, function.name) if not is_stored(file, one)]
-    given = [_given_by(file, one, name, function) for one in used]
+    given = [_given_by(file, one, name, function) for one in mentioned(file, function.name)]
     return [one for one in given if one is not None] if None not in given else []
 
 
@@ -270,25 +266,32 @@ def is_held_by_engine(file: File, name: str, write: ast.stmt, written: ast.Name 
     So it is enough that no other name of the function holds it, but for what holds the result of what is `written`.
     """
     scope = file.scope(write)
-    stored = uses(scope, name, ast.Store)
-    return (
-        is_own(scope, name)
-        and (bool(stored) or name in parameters(scope))
-        and all(_binds_new(file, one) or _is_unpacked(file, one) for one in stored)
-        and all(one is written or keeps_nothing(file, one) for one in uses(scope, name, ast.Load))
-    )
+    is_known = name in parameters(scope) or uses(scope, name, ast.Store) != []
+    return is_known and _is_only_held_by(file, scope, name, _is_unpacked, returned=True, but=written)
 
 
 def owns(file: File, name: str, where: ast.AST) -> bool:
     """Return True if a name holds only numbers and tensors that nothing else ever holds, in the scope of a node."""
     scope = file.scope(where)
-    stored = uses(scope, name, ast.Store, ast.Del)
-    return (
-        is_own(scope, name)
-        and bool(stored)
-        and name not in parameters(scope)
-        and all(_binds_new(file, one) or _binds_number(file, one) for one in stored)
-        and all(keeps_nothing(file, one, returned=False) for one in uses(scope, name, ast.Load))
+    is_bound = name not in parameters(scope) and uses(scope, name, ast.Store, ast.Del) != []
+    return is_bound and _is_only_held_by(file, scope, name, _binds_number, returned=False)
+
+
+def _is_only_held_by(
+    file: File,
+    scope: Scope,
+    name: str,
+    binds: Callable[[File, ast.Name], bool],
+    *,
+    returned: bool,
+    but: ast.Name | None = None,
+) -> bool:
+    """Return True if a name is bound to new tensors alone, or to what else it may be, and no use but one keeps them."""
+    return is_own(scope, name) and all(
+        one is but or keeps_nothing(file, one, returned=returned)
+        if isinstance(one.ctx, ast.Load)
+        else _binds_new(file, one) or binds(file, one)
+        for one in uses(scope, name)
     )
 
 
@@ -395,8 +398,8 @@ _MAKING = ("list", "deque", "dict", "defaultdict")
 
 def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:
     """The same for `h.shape`, `h.mean()`, `h.add_(1)` and `h.view(-1)`."""
-    call = file.above[use]
-    if not isinstance(call, ast.Call) or call.func is not use:
+    call = called_by(file, use)
+    if call is None:
         if use.attr in HANDING_ON and isinstance(use.ctx, ast.Load):
             return keeps_nothing(file, use, returned=returned)
         return use.attr in _ABOUT
@@ -486,8 +489,8 @@ def _blocks_with(file: File, node: ast.stmt) -> Iterator[ast.AST]:
     return (o for o in file.around(node) if isinstance(o, WITH) and file.scope(o) is scope)
 
 
-def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Assign, list[ast.AST]] | None:
-    """The assignment of the name that leads to a statement, and the loops that stand between both.
+def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Name, list[ast.AST]] | None:
+    """Where an assignment binds the name that leads to a statement, and the loops that stand between both.
 
     One that binds the name to what it held before, as `h = h.view(-1)`, leads on to the one before it.
     """
@@ -497,20 +500,24 @@ def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Assign, list[a
         if isinstance(here, ast.stmt):
             rows = file.block(here)
             for one in reversed(rows[: rows.index(here)]):
-                if _binds(one, name) and not _is_taken_back(file, one.value):
-                    return one, loops
+                target = _target(one, name)
+                value = value_given(file, target) if target is not None else None
+                if target is not None and value is not None and not _is_taken_back(file, value):
+                    return target, loops
         here = file.above[here]
         if isinstance(here, LOOP):
             loops.append(here)
     return None
 
 
-def _binds(one: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
-    target = one.targets[0] if isinstance(one, ast.Assign) and len(one.targets) == 1 else None
-    return isinstance(target, ast.Name) and target.id == name
+def _target(row: ast.stmt, name: str) -> ast.Name | None:
+    """Where an assignment binds a name, alone or in a tuple."""
+    targets = row.targets if isinstance(row, ast.Assign) and len(row.targets) == 1 else []
+    parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    return next((one for one in parts if isinstance(one, ast.Name) and one.id == name), None)
 
 
-def _is_on_the_way(name: ast.Name, binding: ast.Assign, write: ast.stmt, loops: list[ast.AST]) -> bool:
+def _is_on_the_way(name: ast.Name, binding: ast.stmt, write: ast.stmt, loops: list[ast.AST]) -> bool:
     """Return True if a use is between a binding and the end of a write, or anywhere in a loop around the write."""
     if ends(binding) <= starts(name) < ends(write):
         return True
@@ -522,9 +529,10 @@ def _binds_new(file: File, name: ast.Name) -> bool:
     above = file.above[name]
     if isinstance(above, ast.AugAssign):
         return True
-    if isinstance(above, ast.Assign) and len(above.targets) == 1 and above.targets[0] is name:
-        return is_new(file, above.value) or _is_taken_back(file, above.value)
-    return False
+    row, value = file.nearest(name, ast.Assign), value_given(file, name)
+    if row is None or value is None or _target(row, name.id) is not name:
+        return False
+    return is_new(file, value) or _is_taken_back(file, value)
 
 
 def _is_unpacked(file: File, name: ast.Name) -> bool:
@@ -546,8 +554,8 @@ def _is_written(file: File, name: ast.Name) -> bool:
     while isinstance(above, (ast.Attribute, ast.Subscript)) and above.value is node:
         if isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load):
             return True
-        call = file.above[above]
-        if isinstance(above, ast.Attribute) and isinstance(call, ast.Call) and call.func is above:
+        call = called_by(file, above)
+        if isinstance(above, ast.Attribute) and call is not None:
             if above.attr.endswith("_") and not above.attr.startswith("_") and above.attr not in KEEPING_NOTHING:
                 return True
             if above.attr not in HANDING_ON:
@@ -559,12 +567,9 @@ def _is_written(file: File, name: ast.Name) -> bool:
         node, above = above, file.above[above]
     if isinstance(above, ast.AugAssign):
         return above.target is node
-    call = file.above[above] if isinstance(above, ast.keyword) else above
-    if not isinstance(call, ast.Call) or node is call.func:
-        return False
     if isinstance(above, ast.keyword):
         return above.arg == "out"
-    if not call.args or node is not call.args[0]:
+    if not isinstance(above, ast.Call) or node not in above.args[:1]:
         return False
-    flagged = is_flagged(call) or (keyword(call, "inplace") is not None and not is_given(call, "inplace", False))
-    return flagged or called(call).rstrip("_") != called(call) or _is_in_place(file, call)
+    flagged = is_flagged(above) or (keyword(above, "inplace") is not None and not is_given(above, "inplace", False))
+    return flagged or called(above).rstrip("_") != called(above) or _is_in_place(file, above)

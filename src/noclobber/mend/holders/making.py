@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.operators import MAYBE_SAME, VIEWS
-from noclobber.syntax.names import called, definition, is_declared, last_name, owner
+from noclobber.syntax.names import called, definition, dotted, is_declared, last_name, owner, unindexed, value_given
 from noclobber.syntax.tree import File, Function, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
@@ -214,29 +214,30 @@ def _value(file: File, callee: ast.expr, where: ast.AST) -> ast.expr | None:
     """The same of any value."""
     if not isinstance(callee, (ast.Attribute, ast.Name)):
         return None
-    bound = [one for one in _bindings(file, callee, where) if not isinstance(one, ast.AugAssign)]
-    found = bound[0] if len(bound) == 1 else None
-    value = found.value if isinstance(found, (ast.Assign, ast.AnnAssign)) else None
-    target = found.targets[0] if isinstance(found, ast.Assign) else None
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        value = next((one for to, one in zip(target.elts, value.elts, strict=True) if _is(to, callee)), None)
-    elif isinstance(target, ast.Tuple):
-        value = None
-    return value
+    bound = [one for one in _bindings(file, callee, where) if not isinstance(file.above[one], ast.AugAssign)]
+    return value_given(file, bound[0]) if len(bound) == 1 else None
 
 
 def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> list[ast.AST]:
-    """What binds an attribute of `self` in its class, or a name in the innermost scope that binds it."""
+    """Where an attribute of `self` is bound in its class, or a name in the innermost scope that binds it; where an item
+    of it is set, too."""
     if isinstance(callee, ast.Attribute):
         around = file.class_of(where) if last_name(callee.value) == "self" else None
         if around is None or _is_set_from_outside(file, callee.attr):
             return []
-        return [one for one in walk(around, ast.AST) if _binds(one, callee)]
+        return [one for one in walk(around, ast.AST) if _binds(one, f"self.{callee.attr}")]
     if is_declared(file.tree, callee.id) or any(is_declared(one, callee.id) for one in functions(file.tree)):
         return []
     scopes = (one for one in file.around(where) if isinstance(one, Scope))
-    bound = ([one for one in within(scope, ast.AST) if _binds(one, callee)] for scope in scopes)
+    bound = ([one for one in within(scope, ast.AST) if _binds(one, callee.id)] for scope in scopes)
     return next(filter(None, bound), [])
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """Whether a node is a name that is bound, an item of it that is set, or an argument of that name."""
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+        return isinstance(node.ctx, ast.Store) and dotted(unindexed(node)) == name
+    return isinstance(node, ast.arg) and node.arg == name
 
 
 def _is_set_from_outside(file: File, attribute: str) -> bool:
@@ -297,20 +298,3 @@ def _named(file: File, name: str) -> list[ast.FunctionDef]:
 def _functions(around: ast.Module | ast.ClassDef | None, name: str) -> list[ast.FunctionDef]:
     rows = around.body if around is not None else []
     return [one for one in rows if isinstance(one, ast.FunctionDef) and one.name == name]
-
-
-def _binds(node: ast.AST, name: ast.Attribute | ast.Name) -> bool:
-    """Whether a node binds a name, by whatever kind of statement."""
-    if isinstance(node, ast.Assign):
-        return any(_is(one, name) for target in node.targets for one in ast.walk(target))
-    if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For, ast.NamedExpr, ast.comprehension)):
-        return any(_is(one, name) for one in ast.walk(node.target))
-    if isinstance(node, ast.withitem):
-        return node.optional_vars is not None and any(_is(one, name) for one in ast.walk(node.optional_vars))
-    return isinstance(node, ast.arg) and isinstance(name, ast.Name) and node.arg == name.id
-
-
-def _is(node: ast.AST, name: ast.Attribute | ast.Name) -> bool:
-    if isinstance(name, ast.Name):
-        return isinstance(node, ast.Name) and node.id == name.id
-    return isinstance(node, ast.Attribute) and node.attr == name.attr and last_name(node.value) == "self"

@@ -8,7 +8,7 @@ from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders
 from noclobber.model.events import without_indexes
-from noclobber.syntax.names import called, dotted, last_name, named, uses
+from noclobber.syntax.names import called, called_by, dotted, last_name, named, unindexed, uses
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, starts, walk
 from noclobber.syntax.writes import can_bind
 
@@ -39,9 +39,7 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
     Of an attribute only the name is looked at, on any object: `self.state` is `net.state` elsewhere. A variable that a
     function has bound gives nothing away after the write, or in other functions.
     """
-    held = place
-    while isinstance(held, ast.Subscript):
-        held = held.value
+    held = unindexed(place)
     name, scope = last_name(held), file.scope(write)
     is_own = isinstance(held, ast.Name) and isinstance(scope, FUNCTION) and bool(uses(scope, name, ast.Store))
     last = [write, *file.loops(write)][-1]
@@ -80,8 +78,7 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
         elif isinstance(above, ast.Attribute) and above.attr == "keys":
             return False
         elif isinstance(above, ast.Attribute) and above.attr in (*HANDING_ON, "values", "items"):
-            call = file.above[above]
-            node = call if isinstance(call, ast.Call) and call.func is above else above
+            node = called_by(file, above) or above
         else:
             return True
     return False

@@ -11,23 +11,20 @@ from collections.abc import Sequence
 
 from noclobber.model.events import Holder, Refusal, without_indexes
 from noclobber.model.finding import Finding
-from noclobber.model.operators import SPLITS
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.names import (
     call_of,
     called,
-    definition,
+    called_by,
     dotted,
     is_own,
-    is_read_after,
     is_stored,
     names_bound,
     owner,
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, ends, last_line, place_of, starts, walk, within
-from noclobber.syntax.writes import WriteSyntax, base_of
+from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk, within
 
 Holders = Sequence[Holder]
 _LOOKING_AROUND = ("locals", "vars", "eval", "exec", "globals")
@@ -110,11 +107,8 @@ _COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 def _asks_for_shape(file: File, name: ast.Name) -> bool:
     """Return True for `h.shape` and `h.size(0)`, which a write of values leaves what they are."""
     above = file.above[name]
-    if not isinstance(above, ast.Attribute) or above.value is not name:
-        return False
-    call = file.above[above]
-    is_called = isinstance(call, ast.Call) and call.func is above
-    return above.attr in (("size", "dim", "numel") if is_called else ("shape", "dtype", "device", "ndim"))
+    of_shape = ("size", "dim", "numel") if called_by(file, above) else ("shape", "dtype", "device", "ndim")
+    return isinstance(above, ast.Attribute) and above.attr in of_shape
 
 
 def _writes_last(row: ast.stmt) -> bool:
@@ -146,32 +140,3 @@ def _begins_anew(loop: Loop, name: str) -> bool:
         return False
     first = next((row for row in loop.body if name in names_bound(row)), None)
     return isinstance(first, ast.Assign) and _binds(first, name) and not _loads(first.value, name)
-
-
-def is_seen_here_only(write: WriteSyntax) -> bool:
-    """Return True if, as far as the function shows, only the written name reads the new value.
-
-    A function that writes its argument and neither returns nor uses it works for whoever holds the tensor.
-    """
-    file, statement = write.file, write.statement
-    scope, end = file.scope(statement), last_line(statement)
-    if write.call is not None and not isinstance(statement, ast.Expr):
-        return True
-    if not write.name or isinstance(write.base, ast.Attribute):
-        return True
-    loops = [one for one in file.around(statement) if isinstance(one, FOR)]
-    for loop in loops:
-        if write.name in names_bound(loop.target):
-            whole = dotted(_taken_apart(loop.iter))
-            if not whole or is_read_after(file, whole, scope, last_line(loop)):
-                return False
-    made = definition(file, write.base, statement)
-    root = dotted(base_of(made)) if isinstance(made, (ast.Subscript, ast.Call)) and called(made) != "clone" else ""
-    if root and is_read_after(file, root, scope, end):
-        return False
-    return is_read_after(file, write.name, scope, end) or bool(loops)
-
-
-def _taken_apart(node: ast.expr) -> ast.expr | None:
-    """`x` of `x.split(1)`: nobody holds these views but the loop that goes through them, and `x` itself."""
-    return base_of(owner(node)) if called(node) in SPLITS else None

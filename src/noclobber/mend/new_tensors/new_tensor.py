@@ -23,32 +23,29 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import may_be_kept, place_written
-from noclobber.mend.holders.seen import are_over, holders_at, is_seen_here_only
-from noclobber.mend.new_tensors.returned import returning
+from noclobber.mend.holders.seen import are_over, holders_at
+from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
 from noclobber.model.events import Refusal, without_indexes
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
-from noclobber.model.silent import Drift
 from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (
     arguments,
     call_of,
     called,
-    calls,
     differentiates,
     dotted,
     has_torch,
     is_stored,
     keyword,
-    last_name,
     named,
     names_bound,
     names_used,
@@ -63,6 +60,7 @@ from noclobber.syntax.writes import (
     is_flagged,
     is_in_vain,
     is_namespace,
+    is_read_on,
     loses_write,
     out_of_place,
     seen,
@@ -71,9 +69,6 @@ from noclobber.syntax.writes import (
     written_by,
 )
 
-TITLE = "write out of place"
-_REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
-"""Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
 _SINGLE = ("float32", "complex64")
 _WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
@@ -93,14 +88,14 @@ def written_anew(scene: Scene) -> Iterator[Change]:
     for write in writes:
         yield from _held_by_name(scene, write)
         given = write.call is not None and keyword(write.call, "out") is not None
-        if scene.is_refused and not (given or is_seen_here_only(write)):
+        if scene.is_refused and not (given or is_read_on(write)):
             continue
         is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
         yield from rebound(write, 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1)
         yield from _refilled(write)
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
-        yield Change(TITLE, tuple(together), 2, Cure.OUT_OF_PLACE)
+        yield Change(TITLE, tuple(together), 2)
 
 
 def put_into(scene: Scene) -> Iterator[Change]:
@@ -112,28 +107,7 @@ def put_into(scene: Scene) -> Iterator[Change]:
         if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
             event = scene.finding.event
             is_sound = isinstance(event, Refusal) and event.carries_gradient is True and differentiates(file)
-            if edits := out_of_place(write):
-                yield Change(TITLE, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound)
-
-
-def rebound(write: WriteSyntax, cost: int = 1) -> Iterator[Change]:
-    """The write with a new tensor for its result, bound to the name of the old one where the statement has no other.
-
-    None for a write into an argument that only the caller reads; a module's hook returns the new tensor instead.
-    """
-    edits = out_of_place(write)
-    if not is_in_vain(write, edits):
-        if edits:
-            yield Change(TITLE, tuple(edits), cost, Cure.OUT_OF_PLACE)
-    elif _is_in_hook(write) and (returned := returning(write, edits)):
-        yield Change(f"{TITLE}, and return the result from the hook", returned, cost, Cure.OUT_OF_PLACE)
-
-
-def _is_in_hook(write: WriteSyntax) -> bool:
-    """Return True if the function around a write is registered as a hook that may return another output of a module."""
-    function = getattr(write.file.scope(write.statement), "name", None)
-    hooks = calls(write.file.tree, "register_forward_hook")
-    return any(last_name(given) == function for one in hooks for given in one.args[:1])
+            yield from change(TITLE, out_of_place(write), 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
 
 
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
@@ -149,42 +123,37 @@ def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
 
 def _refilled(write: WriteSyntax) -> Iterator[Change]:
     """The statement `t.copy_(e)` as `t = e`, `t.normal_()` as `t = torch.randn_like(t)`, `t[:] = e` as `t = e`."""
-    file, statement = write.file, write.statement
-    target = seen(file.source(write.target)) if write.target is not None else ""
-    if loses_write(write):
+    file, statement, call, target = write.file, write.statement, write.call, write.target
+    is_whole = isinstance(target, ast.Subscript) and file.source(target).endswith(("[:]", "[...]"))
+    held = target.value if is_whole and isinstance(target, ast.Subscript) else target
+    if not dotted(held) or held is None or loses_write(write):
         return
-    if isinstance(statement, ast.Assign) and isinstance(write.target, ast.Subscript):
-        if file.source(write.target).endswith(("[:]", "[...]")) and dotted(write.target.value):
-            name = seen(file.source(write.target.value))
-            edit = replace(file, statement, f"{name} = {file.source(statement.value)}")
-            yield Change(f"bind `{name}` to the new value", (edit,), 1, Cure.OUT_OF_PLACE)
-        return
-    call = write.call
-    if call is None or not isinstance(statement, ast.Expr) or statement.value is not call or not dotted(write.target):
-        return
-    for text in _new(write, call, target):
-        title = f"bind `{target}` to a new tensor instead of filling the old one"
-        edit, gone = replace(file, statement, f"{target} = {text}"), _cleared(write, target)
-        for edits in ((gone, edit), (edit,)) if gone is not None else ((edit,),):
-            yield Change(title, edits, 1, Cure.OUT_OF_PLACE)
+    name, texts = seen(file.source(held)), list[str]()
+    if is_whole and isinstance(statement, ast.Assign):
+        texts = [file.source(statement.value)]
+    elif call is not None and call is call_of(statement):
+        texts = list(_new(write, call, name))
+    for text in texts:
+        edit = replace(file, statement, f"{name} = {text}")
+        gone, title = _cleared(write, name), f"bind `{name}` to a new tensor instead of filling the old one"
+        for edits in (*[(gone, edit)] * (gone is not None), (edit,)):
+            yield from change(title, edits, 1)
 
 
 def _cleared(write: WriteSyntax, target: str) -> Edit | None:
     """Take out the `t.detach_()` or `t.zero_()` right before: a new tensor needs neither."""
     rows = write.file.block(write.statement)
-    at = rows.index(write.statement)
-    if at and write.file.source(rows[at - 1]) in (f"{target}.detach_()", f"{target}.zero_()"):
-        return remove(write.file, rows[at - 1])
-    return None
+    before = rows[: rows.index(write.statement)][-1:]
+    is_clear = [write.file.source(one) in (f"{target}.detach_()", f"{target}.zero_()") for one in before] == [True]
+    return remove(write.file, before[0]) if is_clear else None
 
 
 def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
     file, op = write.file, called(call)
     texts = [file.source(one) for one in arguments(call)]
     if op == "copy_" and call.args:
-        source = call.args[0]
         yield texts[0]
-        if isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
+        if isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript)):
             yield f"{texts[0]}.clone()"
         yield f"torch.empty_like({target}).copy_({texts[0]})"
     elif op in _LIKE and not texts:
@@ -246,7 +215,7 @@ def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
 def _sound(scene: Scene) -> Change | None:
     """The change of all writes, where the name or the place that is written holds the tensor alone."""
     place = scene.place("write")
-    refused = scene.is_refused and scene.finding.code not in _REFUSED
+    refused = scene.is_refused and not scene.is_of_memory
     if place is None or place.statement is None or refused or scene.drifts:
         return None
     if not _SHAPING.isdisjoint(scene.ops()):
@@ -262,12 +231,12 @@ def _sound(scene: Scene) -> Change | None:
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
     if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
         return None
-    whole, joined = _joined(file, write, name) if scene.is_split else ("", None)
+    whole, joined = _joined(file, write, name) if scene.code == "NC303" else ("", None)
     rows = [one for one in through if one is write or (one.lineno in lines and not _comes_first(file, write, one))]
     for one in rows:
         if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one), whole=whole):
             return None
-        if scene.is_split and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
+        if scene.code == "NC303" and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
             return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
     found = _bound_anew(scene, file, rows, name, *[joined] * (joined is not None))
     return _with_those_refused_next(file, write, found)
@@ -363,7 +332,7 @@ def _bound_anew(scene: Scene, file: File, rows: list[ast.stmt], name: str, *more
     edits, cloned = [*more], False
     for row in rows:
         edit = _out_of_place(scene, file, row, name)
-        if edit is None and scene.finding.code == "NC310":
+        if edit is None and scene.code == "NC310":
             return None  # a clone exists as often as the tensor
         if edit is None:
             edit, cloned = _into_clone(file, row, name), True

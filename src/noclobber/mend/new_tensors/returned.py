@@ -17,21 +17,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, root_of, writes_through
 from noclobber.mend.scene import Scene
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Edit
 from noclobber.model.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
+    bindings,
     call_of,
     called,
     calls,
     is_read_again,
-    is_stored,
+    last_name,
     mentions,
     names_bound,
+    only_binding,
     parameters,
 )
 from noclobber.syntax.tree import FUNCTION, File, functions, starts, walk
@@ -40,12 +41,15 @@ from noclobber.syntax.writes import (
     chain,
     expression,
     has_twin,
+    is_in_vain,
     out_of_place,
     reads_between,
     without_underscores,
     write_in,
     writes,
 )
+
+TITLE = "write out of place"
 
 
 def given_new(scene: Scene) -> Iterator[Change]:
@@ -57,7 +61,9 @@ def given_new(scene: Scene) -> Iterator[Change]:
             scene.finding.cause is Cause.HOOKED and not write.name
         )
         if in_hook or _in_backward(write):
-            yield from _new_gradient(write)
+            yield from rebound(write, in_hook=True)
+            edit = cloned_before(write.file, write.statement, write.name) if write.name else None
+            yield from change(f"write into a clone of `{write.name}`", [edit], 2)
 
 
 def _in_backward(write: WriteSyntax) -> bool:
@@ -117,11 +123,10 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
         return None
     name, rows = root.id, scope.body
     uses = sorted((one for one in walk(scope, ast.Name) if one.id == name), key=starts)
-    bound = [file.statement(one) for one in uses if is_stored(file, one)]
     edit: Edit | None = None
-    row = bound[0] if len(bound) == 1 else None
-    given = row.value if isinstance(row, ast.Assign) and row.targets == [uses[0]] else None
-    if isinstance(given, ast.Name) and row in rows and not is_read_again(file, given.id, row):
+    row, bound = only_binding(file, scope, name), bindings(file, scope, name)
+    given = row.value if row is not None and row.targets == [uses[0]] else None
+    if row is not None and isinstance(given, ast.Name) and row in rows and not is_read_again(file, given.id, row):
         held, edit = given.id, append(file, given, ".clone()")
     elif not bound and write.statement in rows and write.statement is file.statement(uses[0]):
         held, edit = name, cloned_before(file, write.statement, name)
@@ -134,14 +139,10 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
     return Change(title, (edit,), 2, Cure.CLONE_FIRST, is_sound=True)
 
 
-_REFUSED = ("NC303", "NC307", "NC399")
-"""Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
-
-
 def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     """`return x.sub_(m).div_(s)`: each call of the row without its underscore."""
     file, call, event = write.file, write.node, scene.finding.event
-    refused = isinstance(event, Refusal) and scene.finding.code in _REFUSED
+    refused = scene.is_refused and scene.is_of_memory
     given = isinstance(event, GradientWrite) or (scene.is_packed and _is_given_to(file, call, "saved_tensors_hooks"))
     if not isinstance(call, ast.Call) or not (refused or given):
         return None
@@ -176,23 +177,24 @@ def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
     )
 
 
-def _new_gradient(write: WriteSyntax) -> Iterator[Change]:
-    """`lambda g: g * k`; a new tensor under the name in a backward; a hook that ends in the write returns it."""
-    file = write.file
-    if write.call is not None and isinstance(file.scope(write.call), ast.Lambda):
-        text = expression(file, write.call)
-        if text:
-            yield Change("return a new gradient", (replace(file, write.call, text),), 1, Cure.OUT_OF_PLACE)
-        return
-    edits, scope = out_of_place(write), file.scope(write.statement)
-    if edits and isinstance(scope, FUNCTION):
-        if scope.name not in ("backward", "forward") and (returned := returning(write, edits)):
-            yield Change("return a new gradient", returned, 1, Cure.OUT_OF_PLACE)
-            return
-        yield Change("make a new tensor", tuple(edits), 1, Cure.OUT_OF_PLACE)
-    edit = cloned_before(file, write.statement, write.name) if write.name else None
-    if edit is not None:
-        yield Change(f"write into a clone of `{write.name}`", (edit,), 2, Cure.CLONE_FIRST)
+def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False) -> Iterator[Change]:
+    """The write with a new tensor for its result, bound to the name of the old one where the statement has no other.
+
+    None for a write into an argument that only the caller reads; a hook returns the new tensor instead.
+    """
+    edits = out_of_place(write)
+    if not is_in_vain(write, edits):
+        yield from change(TITLE, edits, cost)
+    elif in_hook or _is_in_hook(write):
+        title = f"{TITLE}, and return the result from the hook"
+        yield from change(title, returning(write, edits), cost)
+
+
+def _is_in_hook(write: WriteSyntax) -> bool:
+    """Return True if the function around a write is registered as a hook that may return another output of a module."""
+    function = getattr(write.file.scope(write.statement), "name", None)
+    hooks = calls(write.file.tree, "register_forward_hook")
+    return any(last_name(given) == function for one in hooks for given in one.args[:1])
 
 
 def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:

@@ -13,7 +13,7 @@ import ast
 from collections.abc import Iterator
 from itertools import chain, count
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new, keeps_nothing
 from noclobber.mend.holders.seen import holders_at, is_of
 from noclobber.mend.new_tensors.new_tensor import keeps_type
@@ -26,6 +26,7 @@ from noclobber.syntax.names import (
     dotted,
     is_own,
     is_read_after,
+    is_stored,
     keyword,
     names_bound,
     names_used,
@@ -49,12 +50,10 @@ def views(scene: Scene) -> Iterator[Change]:
             yield from _by_index(write)
             yield from _one_by_one(write)
         if scene.is_refused or scene.may_write_anew:
-            yield from _inlined(write, 1 if scene.is_refused and not scene.is_overlap else LAST_RESORT + 1)
+            yield from _inlined(write, 1 if scene.is_refused and scene.code != "NC307" else LAST_RESORT + 1)
         if scene.may_write_anew or scene.is_unseen:
             is_sound = scene.is_clobber and _is_of_own_list(scene, write)
-            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.is_split, is_sound=is_sound)
-        if scene.is_refused:
-            yield from _cloned_parts(write)
+            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.code == "NC303", is_sound=is_sound)
 
 
 def _by_index(write: WriteSyntax) -> Iterator[Change]:
@@ -67,15 +66,15 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
         return
     (target, whole), (text, length), index = pair, source, _fresh(file, loop)
     uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == name]
-    if any(isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign) for one in uses):
+    if any(is_stored(file, one) for one in uses):
         return
     edits = [replace(file, target, index), replace(file, whole, f"range({length})")]
     edits += [replace(file, one, text.replace("#", index)) for one in uses]
     yield Change("index instead of iterating", tuple(edits), 1)
     root = text.partition("[")[0]
-    clone = cloned_before(file, loop, root)
-    if clone is not None and is_read_after(file, root, file.scope(loop), last_line(loop)):
-        yield Change(f"index a clone of `{root}` instead of iterating", (clone, *edits), 2)
+    if is_read_after(file, root, file.scope(loop), last_line(loop)):
+        clone = cloned_before(file, loop, root)
+        yield from change(f"index a clone of `{root}` instead of iterating", [clone, *edits], 2)
 
 
 def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
@@ -195,20 +194,6 @@ def _inlined(write: WriteSyntax, cost: int) -> Iterator[Change]:
             yield Change("take each view where it is written", (*edits, *([gone] if gone else [])), cost)
 
 
-def _cloned_parts(write: WriteSyntax) -> Iterator[Change]:
-    """`a, b = x.chunk(2)` with `a = a.clone()` after it: right where nobody reads `x` itself afterwards."""
-    file, name, scope = write.file, dotted(write.base), write.file.scope(write.statement)
-    for one, _ in _unpackings(write):
-        value = one.value
-        root = dotted(
-            value.func.value if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else value
-        )
-        held = root and root.split(".")[0] in ("self", *parameters(scope))
-        edit = cloned_before(file, write.statement, name)
-        if not held and not is_read_after(file, root, scope, one.lineno) and edit is not None:
-            yield Change(f"write into a clone of `{name}`", (edit,), 3, Cure.CLONE_FIRST)
-
-
 def _loop(write: WriteSyntax) -> For | None:
     found = (one for one in (write.statement, *write.file.around(write.statement)) if isinstance(one, FOR))
     return next(found, None)
@@ -307,7 +292,7 @@ def _as_list(write: WriteSyntax) -> Iterator[Change]:
     if not name or "." in name or not file.loops(write.statement):
         return
     uses = _of_the_new(file, [one for one in walk(scope, ast.Name) if one.id == name])
-    stores = [one for one in uses if isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign)]
+    stores = [one for one in uses if is_stored(file, one)]
     indexes = [above for one in uses if isinstance(above := file.above[one], ast.Subscript) and above.value is one]
     depths = {_depth(one) for one in indexes}
     if len(stores) > 1 or len(depths) != 1 or None in depths:
@@ -377,7 +362,7 @@ def _depth(one: ast.Subscript) -> int | None:
 
 def _of_the_new(file: File, uses: list[ast.Name]) -> list[ast.Name]:
     """Without those up to `x = x.clone()`, which are of the tensor that had the name before."""
-    stores = [one for one in uses if isinstance(one.ctx, ast.Store) and not isinstance(file.above[one], ast.AugAssign)]
+    stores = [one for one in uses if is_stored(file, one)]
     made = file.above[stores[0]] if len(stores) == 1 else None
     if not isinstance(made, ast.Assign) or not any(one.id in names_used(made.value) for one in uses):
         return uses

@@ -10,7 +10,7 @@ import ast
 import builtins
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS, function_called
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Edit
@@ -64,8 +64,8 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     is_same = dotted(owner(backwards[0])) in bound
     cost = 0 if calls(loop, "step") or is_same else 2
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
-    for more in [retained, []] if retained and edits else [[]] * bool(edits):
-        yield Change("run the forward inside the loop", (*edits, *more), cost, way="anew")
+    for more in [retained, *[[]] * bool(retained)] if edits else []:
+        yield from change("run the forward inside the loop", [*edits, *more], cost, way="anew")
 
 
 def last_read(scene: Scene) -> tuple[Place | None, Loop | None]:

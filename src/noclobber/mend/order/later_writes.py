@@ -23,7 +23,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
 from noclobber.mend.order.steps import operands, together
 from noclobber.mend.scene import Scene
@@ -83,7 +83,7 @@ def views_later(scene: Scene) -> Iterator[Change]:
     Nothing in between reads a view, or binds what they are made of. The write was never made, and the views show it
     either way, so the values stay what they are.
     """
-    for write in scene.writes() if scene.is_split else ():
+    for write in scene.writes() if scene.code == "NC303" else ():
         file, name = write.file, write.name
         for made in _unpacked(file, file.scope(write.statement), name):
             rows, first, last = together(file, made, write.statement)
@@ -146,10 +146,11 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
         put = insert(file, *file.end_of_line(last_line(passed[-1])), "\n" + text_of_lines(file, *lines))
         is_sound &= _makes_all(scene, file, lambda node: any(row in (node, *file.around(node)) for row in moved))
         yield Change(title, (whole_lines(file, *lines), put), cost, Cure.LATER, is_sound)
-    elif edits := _taken_in(file, block, passed):
+    else:
+        edits = _taken_in(file, block, passed)
         title = "run the backward inside this `with`, whose end makes the change"
         is_sound &= _makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
-        yield Change(title, edits, cost, Cure.LATER, is_sound)
+        yield from change(title, edits, cost, Cure.LATER, is_sound)
 
 
 def _alike(rows: list[ast.stmt], at: int) -> tuple[int, int]:
@@ -219,10 +220,9 @@ def hook_later(scene: Scene) -> Iterator[Change]:
         file, statement = place.file, place.row
         same = file.path == write.file.path and file.scope(statement) is file.scope(write.statement)
         gone, text = remove(file, statement), file.source(statement)
-        if same and gone is not None and "\n" not in text and statement.lineno < write.statement.lineno:
+        if same and "\n" not in text and statement.lineno < write.statement.lineno:
             put = after(file, write.statement, text)
-            if put is not None:
-                yield Change("register the hook after the write", (gone, put), 3, Cure.LATER)
+            yield from change("register the hook after the write", [gone, put], 3)
 
 
 def _passed(

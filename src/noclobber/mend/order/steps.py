@@ -21,7 +21,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import (
     BUILTINS,
     KEEPING_NOTHING,
@@ -49,6 +49,7 @@ from noclobber.syntax.edits import (
 from noclobber.syntax.names import (
     call_of,
     called,
+    called_by,
     calls,
     dotted,
     first_name,
@@ -62,7 +63,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Place, Scope, functions, last_line, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Place, functions, last_line, walk
 
 _HARMLESS = frozenset(
     """
@@ -76,23 +77,38 @@ _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax
 
 
 def reordered(scene: Scene) -> Iterator[Change]:
-    """Changes where the step and the backward after it stand in one block of one function."""
-    step, read = scene.place("write"), scene.place("read")
-    if step is None or read is None or step.file is not read.file or not scene.steps():
+    """Changes where the step and the backward after it are in one block, or calls of the functions that they are in."""
+    if (places := scene.step_and_backward()) is None:
         return
+    step, read = places
     file = step.file
-    rows, first, second = together(file, step.row, read.row)
-    if not rows or first == second:
-        return
-    if first > second:
-        yield from _loop_split(file, step, read)
-        return
-    if any(map(_does_more, rows[first + 1 : second])):
-        return
-    end = _end_of_update(rows, second)
-    yield from _moved(scene, step, read, rows, first, second)
-    yield from _swapped(file, rows, first, second, end)
-    yield from _merged(file, step, rows, first, second)
+    for one, other in ((step.row, read.row), *_calls_of_both(step, read)):
+        is_direct = one is step.row and other is read.row
+        rows, first, second = together(file, one, other)
+        if is_direct and first > second:
+            yield from _loop_split(file, step, read)
+        if not rows or first >= second:
+            continue
+        does_more = any(map(_does_more, rows[first + 1 : second]))
+        if not does_more and (is_direct or file.scope(step.row) is not file.scope(read.row)):
+            yield from _moved(scene, step, read, one, rows, first, second)
+        if not does_more:
+            yield from _swapped(step, read, rows, first, second, is_direct=is_direct)
+        if not does_more and is_direct:
+            yield from _merged(file, step, rows, first, second)
+        if not is_direct:
+            return
+
+
+def _calls_of_both(step: Place, read: Place) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Nodes that stand for the step and for the backward: themselves, or calls of the functions that they are in."""
+    file, here, there = step.file, step.file.scope(step.row), step.file.scope(read.row)
+    stepping, backing = (calls(file.tree, getattr(scope, "name", "")) for scope in (here, there))
+    if here is not there:
+        yield from ((step.row, call) for call in backing if file.scope(call) is here)
+        yield from ((call, read.row) for call in stepping if file.scope(call) is there)
+    for one in stepping:
+        yield from ((one, other) for other in backing if one is not other and file.scope(one) is file.scope(other))
 
 
 def _does_more(row: ast.stmt) -> bool:
@@ -124,58 +140,65 @@ def together(file: File, one: ast.AST, other: ast.AST) -> tuple[list[ast.stmt], 
     return [], 0, 0
 
 
-def _swapped(file: File, rows: list[ast.stmt], first: int, second: int, end: int) -> Iterator[Change]:
-    """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm."""
-    start = first
-    while start > 0 and isinstance(rows[start - 1], ast.Expr) and calls(rows[start - 1], *_UPDATES):
+def _swapped(
+    step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, *, is_direct: bool
+) -> Iterator[Change]:
+    """The later update, whole, before the earlier one: its gradients are then zeroed before they could do harm. The one
+    that then runs first keeps the graph."""
+    file, start, end = step.file, first, _end_of_update(rows, second)
+    while is_direct and start and isinstance(rows[start - 1], ast.Expr) and calls(rows[start - 1], *_UPDATES):
         start -= 1
-    zeroes = any(calls(row, "zero_grad") for row in rows[start:first])
-    if not zeroes or not any(optimizer_of(one) for row in rows[first + 1 : end + 1] for one in _statements_in(row)):
+    later = [one for row in rows[first + 1 : end + 1] for one in _statements_in(row)]
+    if is_direct and not (any(calls(row, "zero_grad") for row in rows[start:first]) and any(map(optimizer_of, later))):
         return
     begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[start])[0]
-    text = text_of_lines(file, begin, stop)
-    is_apart = not file.line(begin - 1).strip()
-    gone, below = whole_lines(file, begin - is_apart, stop), "\n" * (1 + is_apart)
-    title = "make the later update first"
-    retained = [
-        edit for row in rows[start:first] for one in walk(row, ast.Call) if (edit := without_retaining(file, one))
-    ]
-    kept = [one for one in calls(rows[second], "backward") if keyword(one, "retain_graph") is None]
-    if retained and len(kept) == 1:
-        given = with_argument(file, kept[0], "retain_graph=True")
+    text, is_apart = text_of_lines(file, begin, stop), not file.line(begin - 1).strip()
+    gone, below, title = whole_lines(file, begin - is_apart, stop), "\n" * (1 + is_apart), "make the later update first"
+    scope, retained = file.scope(step.row), list[Edit]()
+    if is_direct or scope is not file.scope(read.row):
+        earlier = [call for row in (rows[start:first] if is_direct else [scope]) for call in calls(row, "backward")]
+        retained = [edit for one in earlier if (edit := without_retaining(file, one)) is not None]
+    if retained and (call := _backward_without(read, "retain_graph")) is not None:
+        given = with_argument(file, call, "retain_graph=True")
         at = file.offset(given.span.line, given.span.column) - file.offset(begin, 1)
-        swapped = insert(file, target, 1, f"{text[:at]}{given.replacement}{text[at:]}{below}")
-        yield Change(title, (swapped, *retained, gone), 4)
+        is_inside = 0 <= at <= len(text)
+        kept = f"{text[:at]}{given.replacement}{text[at:]}" if is_inside else text
+        edits = (insert(file, target, 1, kept + below), *retained, gone, *[given] * (not is_inside))
+        yield Change(title, edits, 4)
     yield Change(title, (insert(file, target, 1, text + below), gone), 4)
 
 
-def _moved(scene: Scene, step: Place, read: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
-    """The step below the backward, which gets only the parameters that its own optimizer steps."""
-    file = step.file
-    gone, text = remove(file, step.row), with_comment(file, step.row)
-    begin, stop = lines_of(file, rows[first])
-    heading = [file.line(number).strip() for number in range(begin, rows[first].lineno)]
-    put = after(file, rows[second], *heading, text)
-    if gone is None or put is None or "\n" in text:
-        return
-    gone = whole_lines(file, begin, stop) if rows[first] is step.row else gone
-    own = _first_stepped(rows[second + 1 :])
-    is_sound = rows[first] is step.row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
-    yield from _later_step(step, read, own, gone, put, is_sound=is_sound)
+def _backward_without(read: Place, argument: str) -> ast.Call | None:
+    """The call of `backward` at a place, if it has no such argument."""
+    call = read.file.nearest(read.node, ast.Call)
+    return call if call is not None and called(call) == "backward" and keyword(call, argument) is None else None
 
 
-def _later_step(
-    step: Place, read: Place, own: str, gone: Edit, put: Edit, *, is_sound: bool = False
+def _moved(
+    scene: Scene, step: Place, read: Place, stands: ast.AST, rows: list[ast.stmt], first: int, second: int
 ) -> Iterator[Change]:
-    """A step taken out and put in after a backward: that reaches only what its `own` optimizer steps, or all."""
-    file, mine = read.file, optimizer_of(step.row)
-    call = file.nearest(read.node, ast.Call)
-    if own and own != mine and call is not None and called(call) == "backward" and keyword(call, "inputs") is None:
+    """The step below the backward, which gets only the parameters that its own optimizer steps, or all. Where a call
+    `stands` for the step, it is made there, as the caller would write it."""
+    file, is_row = step.file, rows[first] is step.row
+    gone, text = remove(file, step.row), with_comment(file, step.row)
+    begin, stop = lines_of(file, step.row)
+    heading = [file.line(number).strip() for number in range(begin, step.row.lineno)] if is_row else []
+    if stands is not step.row:
+        text = _in_caller(file, step, stands, text)
+    put = after(file, rows[second], *heading, text) if text and "\n" not in text else None
+    if gone is None or put is None:
+        return
+    gone = whole_lines(file, begin, stop) if is_row else gone
+    mine, function = optimizer_of(step.row), file.scope(read.row)
+    inside = _statements_in(function) if function is not file.scope(rows[second]) else []
+    own = _first_stepped([*(one for one in inside if one.lineno > read.row.lineno), *rows[second + 1 :]])
+    if own and own != mine and (call := _backward_without(read, "inputs")) is not None:
         inputs = with_argument(file, call, f"inputs={_parameters_of(file, own, call)}")
         only = f"compute gradients there only for the parameters of `{own}`"
         title = f"move `{mine}.step()` below `{file.source(call.func)}()`, and {only}"
+        is_sound = is_row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
         yield Change(title, (gone, inputs, put), 2, Cure.LATER, is_sound)
-    yield Change("step after the last backward", (gone, put), 3, Cure.LATER)
+    yield Change("step after the last backward", (gone, put), 3)
 
 
 def _first_stepped(rows: Sequence[ast.stmt]) -> str:
@@ -186,12 +209,10 @@ def _first_stepped(rows: Sequence[ast.stmt]) -> str:
 def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
     """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
     name = optimizer_of(step.row)
-    gone = remove(file, step.row)
     between = [one for row in rows[first + 1 : second] for one in calls(row, "zero_grad")]
     later = [one for row in rows[second + 1 :] for one in _statements_in(row)]
-    if name and gone is not None and between and any(optimizer_of(one) == name for one in later):
-        zeros = [edit for one in between if (edit := remove(file, one)) is not None]
-        yield Change("step once, after both backwards", (gone, *zeros), 2)
+    if name and between and any(optimizer_of(one) == name for one in later):
+        yield from change("step once, after both backwards", [remove(file, one) for one in (step.row, *between)], 2)
 
 
 def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
@@ -214,8 +235,8 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
         opens = file.span(loop)
         lines = "".join(f"{inner}{file.source(row)}\n" for row in zeros)
         first = insert(file, opens.line, opens.column, f"{header}\n{lines}{indent}")
-        gone = [edit for row in zeros if (edit := remove(file, row)) is not None]
-        yield Change("run every backward before the first step", (first, *gone, later), 2)
+        edits = [first, *(remove(file, row) for row in zeros), later]
+        yield from change("run every backward before the first step", edits, 2)
     yield Change("step in a second loop, after every backward", (later,), 3)
 
 
@@ -303,15 +324,9 @@ def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt])
     read = [
         one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
     ]
-    read = [one for one in read if not _is_call_of(file, one) and not _is_gradient_of(file, one, modules)]
+    read = [one for one in read if not called_by(file, one) and not _is_gradient_of(file, one, modules)]
     clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(one) <= modules]
     return bool(read) or any(file.statement(one) not in above for one in clipped)
-
-
-def _is_call_of(file: File, named: ast.Attribute) -> bool:
-    """`torch.autograd.grad` of `torch.autograd.grad(y, x)`."""
-    above = file.above[named]
-    return isinstance(above, ast.Call) and above.func is named
 
 
 def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
@@ -423,66 +438,6 @@ def operands(file: File, value: ast.expr) -> list[ast.expr] | None:
     return [*found, *(one for one in walk(value, ast.Name) if one not in callees)]
 
 
-def across(scene: Scene) -> Iterator[Change]:
-    """Changes where a function of the step, of the backward, or of each is called in a block."""
-    step, read = scene.place("write"), scene.place("read")
-    if step is None or read is None or step.file is not read.file or not scene.steps():
-        return
-    file = step.file
-    here, there = file.scope(step.row), file.scope(read.row)
-    for one, other in _pairs(file, step, read, here, there):
-        rows, first, second = together(file, one, other)
-        if not rows or first >= second:
-            continue
-        if any(map(_does_more, rows[first + 1 : second])):
-            return
-        if here is not there:
-            yield from _moved_out(step, read, one, rows, second)
-        yield from _calls_swapped(step, read, rows, first, second, same=here is there)
-        return
-
-
-def _pairs(file: File, step: Place, read: Place, here: Scope, there: Scope) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Nodes that stand for the step and for the backward: themselves, or calls of the functions that they are in."""
-    stepping, backing = (calls(file.tree, getattr(scope, "name", "")) for scope in (here, there))
-    if here is not there:
-        yield from ((step.row, call) for call in backing if file.scope(call) is here)
-        yield from ((call, read.row) for call in stepping if file.scope(call) is there)
-    for one in stepping:
-        yield from ((one, other) for other in backing if one is not other and file.scope(one) is file.scope(other))
-
-
-def _calls_swapped(
-    step: Place, read: Place, rows: list[ast.stmt], first: int, second: int, *, same: bool
-) -> Iterator[Change]:
-    """Swap the calls of two updates; the one that then runs first keeps the graph."""
-    file, end = step.file, _end_of_update(rows, second)
-    begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[first])[0]
-    edits = (insert(file, target, 1, text_of_lines(file, begin, stop) + "\n"), whole_lines(file, begin, stop))
-    title = "make the later update first"
-    if not same:
-        backwards = calls(file.scope(step.row), "backward")
-        retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
-        call = file.nearest(read.node, ast.Call)
-        if retained and call is not None and called(call) == "backward" and keyword(call, "retain_graph") is None:
-            yield Change(title, (*edits, *retained, with_argument(file, call, "retain_graph=True")), 4, Cure.LATER)
-    yield Change(title, edits, 4, Cure.LATER)
-
-
-def _moved_out(step: Place, read: Place, stands: ast.AST, rows: list[ast.stmt], second: int) -> Iterator[Change]:
-    """The step taken out of its function and made where that is called, after the later backward."""
-    file = step.file
-    gone, text = remove(file, step.row), with_comment(file, step.row)
-    if stands is not step.row:
-        text = _in_caller(file, step, stands, text)
-    put = after(file, rows[second], text) if text and "\n" not in text else None
-    if gone is None or put is None:
-        return
-    function = file.scope(read.row)
-    own = [one for one in _statements_in(function) if one.lineno > read.row.lineno and isinstance(function, FUNCTION)]
-    yield from _later_step(step, read, _first_stepped([*own, *rows[second + 1 :]]), gone, put)
-
-
 def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
     """The text of a step as the caller of its function would write it; empty where that is not plain."""
     scope, root = file.scope(step.row), optimizer_of(step.row).partition(".")[0]
@@ -508,7 +463,7 @@ _USING = ("zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "updat
 def summed(scene: Scene) -> Iterator[Change]:
     """One backward for two losses, and one step where there were two."""
     yield from _of_freed(scene) if scene.is_freed else ()
-    yield from _stepped_once(scene) if scene.steps() and not scene.reads_first() else ()
+    yield from _stepped_once(scene) if not scene.reads_first() else ()
 
 
 def _of_freed(scene: Scene) -> Iterator[Change]:
@@ -521,9 +476,9 @@ def _of_freed(scene: Scene) -> Iterator[Change]:
 
 def _stepped_once(scene: Scene) -> Iterator[Change]:
     """The backwards before and after a step, where the same optimizer steps again later on: the first step goes."""
-    step, read = scene.place("write"), scene.place("read")
-    if step is None or read is None or step.file is not read.file:
+    if (places := scene.step_and_backward()) is None:
         return
+    step, read = places
     rows, first, second = together(step.file, step.row, read.row)
     name = optimizer_of(step.row)
     if not rows or first >= second or not name or rows[first] is not step.row:
@@ -547,12 +502,11 @@ def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> I
         return
     between = (each for row in rows[at + 1 : last] for each in walk(row, ast.Name))
     bound = {each.id for each in between if not isinstance(each.ctx, ast.Load)}
-    removed = [edit for row in (first, *gone) if (edit := remove(file, row)) is not None]
-    if dotted(one).partition(".")[0] in bound or len(removed) < 1 + len(gone):
+    if dotted(one).partition(".")[0] in bound:
         return
-    text = f"({file.source(one)} + {file.source(other)}).backward()"
-    title = "sum the losses and call `backward` once" + ", then step once" * bool(gone)
-    yield Change(title, (*removed, replace(file, read.row, text)), 0, way="summed")
+    edits = [*(remove(file, row) for row in (first, *gone))]
+    edits.append(replace(file, read.row, f"({file.source(one)} + {file.source(other)}).backward()"))
+    yield from change("sum the losses and call `backward` once" + ", then step once" * bool(gone), edits, way="summed")
 
 
 def _uses_gradients(row: ast.stmt) -> bool:

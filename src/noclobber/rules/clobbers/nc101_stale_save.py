@@ -54,7 +54,7 @@ from noclobber.rules.shared.message import parse
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import WRITE_TO_VIEW, node_in_words, op_in_words, stem
 
-MESSAGES = ("needed for gradient computation has been modified by an inplace operation",)
+MESSAGES = ("one of the variables [needed for gradient computation has been modified by an inplace operation]:",)
 
 
 def find(event: Event) -> Finding | None:

@@ -41,7 +41,7 @@ from noclobber.model.silent import Event
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.labels import spelled
 from noclobber.rules.shared.story import story
-from noclobber.rules.shared.writetext import fills_by_loop
+from noclobber.rules.shared.writetext import fills_by_loop, write_of
 
 
 def find(event: Event) -> Finding | None:
@@ -61,6 +61,6 @@ def find(event: Event) -> Finding | None:
         event,
         writes,
         notes=[note],
-        helps=[stack, clone] if fills_by_loop(writes[0].site) else [clone],
+        helps=[stack, clone] if fills_by_loop(write_of(writes[0].site)) else [clone],
         verb=f"writes elsewhere in {spelled(event.save.tensor, writes[0].site, 'it')}" if name else "writes beside it",
     )

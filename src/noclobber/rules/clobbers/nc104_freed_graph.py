@@ -47,15 +47,18 @@ from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.carrying import built_once, steps_after, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
-from noclobber.rules.shared.refusing import recognised
+from noclobber.rules.shared.refusing import says
 from noclobber.rules.shared.wording import node_in_words
-from noclobber.rules.shared.writetext import form, target_of
+from noclobber.rules.shared.writetext import write_of
 from noclobber.syntax.names import dotted
 from noclobber.syntax.writes import Form
 
 MESSAGES = (
-    "Trying to backward through the graph a second time",
-    "access saved (?:variables|tensors) after they have already been freed",
+    "[Trying to backward through the graph a second time] (or directly [access saved tensors after they have already "
+    "been freed]). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
+    "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
+    "tensors after calling backward.",
+    "access saved variables after they have already been freed",
 )
 
 _HEADLINES = {
@@ -82,8 +85,7 @@ _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph rea
 
 def find(event: Event) -> Finding | None:
     """A refusal whose message says that the graph is freed."""
-    refusal = recognised(event, MESSAGES)
-    return _explained(refusal) if refusal is not None else None
+    return _explained(event) if isinstance(event, Refusal) and says(event, *MESSAGES) else None
 
 
 def _explained(event: Refusal) -> Finding:
@@ -122,7 +124,7 @@ def _explained(event: Refusal) -> Finding:
 
 def _shows_a_write(site: Site) -> bool:
     """Return True if a line writes in place by its text, or in the code of a library."""
-    return site.inside is not None or form(site) not in (Form.CALL, Form.OTHER)
+    return site.inside is not None or write_of(site).form not in (Form.CALL, Form.OTHER)
 
 
 def _note(repeated: bool | None) -> str:
@@ -142,14 +144,14 @@ def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: 
 
 
 def _before_write(event: Refusal) -> str:
-    name = dotted(target_of(event.written)) or "h"
+    name = dotted(write_of(event.written).target) or "h"
     cut = f"detach the state before it is written: `{name} = {name}.detach()`"
     return f"{cut}; or, if no gradient should flow through it, write it inside `with torch.no_grad():`"
 
 
 def _carries(event: Refusal) -> str:
     """ "`self.centre` is written in place here and carries the old graph over": the target as the line spells it."""
-    target = target_of(event.written)
+    target = write_of(event.written).target
     what = f"`{ast.unparse(target)}`" if target is not None else "a tensor"
     return f"{what} is written in place here and carries the old graph over"
 

@@ -39,73 +39,60 @@ Notes
 from __future__ import annotations
 
 import ast
+from functools import partial
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.rules.shared.account import Help
-from noclobber.rules.shared.refusing import APPLIED, blamed, named, of_refusal, recognised, says, writes_it
+from noclobber.rules.shared.refusing import APPLIED, Text, blamed, named, writes_it
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import by_iteration, computes, form, words_at
+from noclobber.rules.shared.writetext import by_iteration, computes, words_at, write_of
 from noclobber.syntax.names import called, differentiates
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form
 
-MESSAGES = (
-    r"\A(?!(?s:.*?)view of a leaf Variable)(?s:.*?)"
-    r"a leaf Variable that requires grad (?:is being|has been) used in an in-place",
-)
-
 _VIEWS = ("view", "split", "chunk", "unbind", "narrow", "select", "flatten", "reshape", "transpose", "permute")
 _INITS = ("normal_", "uniform_", "fill_", "zero_", "copy_", "random_", "bernoulli_", "trunc_normal_", "fill_diagonal_")
 _GUARD = "inside `with torch.no_grad():`"
+_LEAF = "a leaf tensor that requires grad"
+_WHY = "the gradient of a leaf belongs to its value in forward; a recorded write would replace that value"
+_VIEW = "a view that was taken before its base was written with a tracked value counts as a leaf too"
 
 
-def find(event: Event) -> Finding | None:
-    """A refused write to a leaf; the cause is read from the text of the write."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    what = "a leaf tensor that requires grad"
-    notes, helps = _cure(refusal)
-    return of_refusal(
-        refusal,
-        f"in-place write to {what if _perhaps_a_view(refusal) else named(refusal, what)}",
-        told=writes_it(refusal, "the leaf"),
-        surfaced=APPLIED if says(refusal, "has been used") else "",
-        created="the view is made here" if _of_a_view(refusal) else "the leaf is made here",
-        notes=notes,
-        helps=helps,
-    )
+def _headline(refusal: Refusal) -> str:
+    return f"in-place write to {_LEAF if _perhaps_a_view(refusal) else named(refusal, _LEAF)}"
 
 
-def _cure(refusal: Refusal) -> tuple[list[str], list[Help]]:
-    site = blamed(refusal)
-    text, op = words_at(site), op_in_words(refusal.op) if refusal.op else ""
-    why = ["the gradient of a leaf belongs to its value in forward; a recorded write would replace that value"]
-    if says(refusal, "has been used"):
-        note = "the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf"
-        return [note], [Suggestion("give the Function a clone: `Function.apply(x.clone())`", cure=Cure.CLONE_ARGUMENT)]
-    place = place_of(site)
-    if refusal.carries_gradient and not refusal.of_itself and place is not None and differentiates(place.file):
-        new = "collect the new tensors, and go on with these" if by_iteration(site) else "go on with a new tensor"
+def _created(refusal: Refusal) -> str:
+    return "the view is made here" if _of_a_view(refusal) else "the leaf is made here"
+
+
+def _notes(refusal: Refusal) -> list[str]:
+    return [_WHY, *[_VIEW] * _perhaps_a_view(refusal)]
+
+
+def _helps(refusal: Refusal) -> list[Help]:
+    """What to do: the cause is read from the text of the write."""
+    write, text = write_of(blamed(refusal)), words_at(blamed(refusal))
+    form, op = write.form, op_in_words(refusal.op) if refusal.op else ""
+    if refusal.carries_gradient and not refusal.of_itself and differentiates(write.file):
+        new = "collect the new tensors, and go on with these" if by_iteration(write) else "go on with a new tensor"
         cut = "the program differentiates through this value, and `no_grad` would cut that"
-        return why, [Suggestion(f"{new}: {cut}", cure=Cure.OUT_OF_PLACE)]
+        return [Suggestion(f"{new}: {cut}", cure=Cure.OUT_OF_PLACE)]
     parameter = refusal.tensor.kind == "parameter"
     if _perhaps_a_view(refusal):
-        note = "a view that was taken before its base was written with a tracked value counts as a leaf too"
-        return [*why, note], ["take each view right before it is written, or put the parts together with `torch.cat`"]
-    if not parameter and (form(site) is Form.FLAG or _sums(text)):
+        return ["take each view right before it is written, or put the parts together with `torch.cat`"]
+    if not parameter and (form is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
-        return why, [Suggestion(f"{first}, with an operation out of place", cure=Cure.OUT_OF_PLACE)]
+        return [Suggestion(f"{first}, with an operation out of place", cure=Cure.OUT_OF_PLACE)]
     guard = _update(op, text)
     if guard is not None:
-        return why, [Suggestion(guard, cure=Cure.NO_GRAD)]
+        return [Suggestion(guard, cure=Cure.NO_GRAD)]
     guard = f"if no gradient should flow through the write, do it {_GUARD}"
-    if parameter or form(site) in (Form.CALL, Form.OTHER):
-        return why, [Suggestion(guard, cure=Cure.NO_GRAD)]
+    if parameter or form in (Form.CALL, Form.OTHER):
+        return [Suggestion(guard, cure=Cure.NO_GRAD)]
     aside = Suggestion("write out of place, so that the gradient flows through", cure=Cure.OUT_OF_PLACE)
-    return why, [aside, Suggestion(f"or, {guard}", cure=Cure.NO_GRAD)]
+    return [aside, Suggestion(f"or, {guard}", cure=Cure.NO_GRAD)]
 
 
 def _update(op: str, text: str) -> str | None:
@@ -133,7 +120,7 @@ def _sums(text: str) -> bool:
 def _perhaps_a_view(refusal: Refusal) -> bool:
     """Return True if the tensor is, or may be, a view that counts as a leaf: no parameter, and a computed copy."""
     site = blamed(refusal)
-    copied = "copy_(" in words_at(site) and computes(site)
+    copied = "copy_(" in words_at(site) and computes(write_of(site))
     return refusal.tensor.kind != "parameter" and (copied or _of_a_view(refusal))
 
 
@@ -144,3 +131,19 @@ def _of_a_view(refusal: Refusal) -> bool:
         return False
     made = place.node
     return isinstance(made, ast.Subscript) or (isinstance(made, ast.Call) and called(made) in _VIEWS)
+
+
+_text = partial(Text, headline=_headline, told=partial(writes_it, target="the leaf"), created=_created)
+TEXTS = (
+    _text(
+        ["a leaf Variable that requires grad has been used in an in-place operation unless view of a leaf Variable"],
+        helps=[Suggestion("give the Function a clone: `Function.apply(x.clone())`", cure=Cure.CLONE_ARGUMENT)],
+        note="the Function marks this input dirty with `ctx.mark_dirty`, and the input is a leaf",
+        surfaced=APPLIED,
+    ),
+    _text(
+        ["a leaf Variable that requires grad is being used in an in-place operation unless view of a leaf Variable"],
+        helps=_helps,
+        note=_notes,
+    ),
+)

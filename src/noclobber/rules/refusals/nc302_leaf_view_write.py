@@ -35,44 +35,51 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import APPLIED, blamed, named, of_refusal, recognised, writes_it
-from noclobber.rules.shared.writetext import is_applied, words_at, writes_part_of_result
-
-MESSAGES = ("a view of a leaf Variable that requires grad (?:is being|has been) used in an in-place",)
+from noclobber.model.events import Refusal
+from noclobber.model.finding import Cure, Suggestion
+from noclobber.rules.shared.refusing import APPLIED, Text, blamed, named, writes_it
+from noclobber.rules.shared.writetext import is_applied, words_at, write_of, writes_part_of_result
 
 _SURGERY = re.compile(r"init|reset|bias|weight|prior|prune|clip|mask", re.IGNORECASE)
 _GUARD = Suggestion("set the values inside `with torch.no_grad():`", cure=Cure.NO_GRAD)
 _CLONE = Suggestion("write into a clone, so that the gradient flows through", cure=Cure.CLONE_FIRST)
 
 
-def find(event: Event) -> Finding | None:
-    """A refused write through a view of a leaf."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
+def _headline(refusal: Refusal) -> str:
+    if refusal.tensor.kind == "parameter" and refusal.tensor.name:
+        return f"in-place write to a view of {named(refusal, 'a leaf tensor that requires grad')}"
+    return f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}"
+
+
+def _surfaced(refusal: Refusal) -> str:
+    return APPLIED if is_applied(refusal.site) else ""
+
+
+def _helps(refusal: Refusal) -> list[Suggestion]:
     site = blamed(refusal)
-    parameter = refusal.tensor.kind == "parameter"
+    if is_applied(refusal.site):
+        return [Suggestion("give the Function a clone", cure=Cure.CLONE_ARGUMENT)]
+    if refusal.tensor.kind == "parameter" and not refusal.carries_gradient:
+        return [_GUARD]
     # Of a line, or of a function, that prepares weights.
     surgery = site is not None and _SURGERY.search(f"{site.code.co_name} {words_at(site)}") is not None
-    if is_applied(refusal.site):
-        helps = [Suggestion("give the Function a clone", cure=Cure.CLONE_ARGUMENT)]
-    elif parameter and not refusal.carries_gradient:
-        helps = [_GUARD]
-    else:
-        is_meant = refusal.carries_gradient or (writes_part_of_result(site) and not surgery)
-        first, other = (_CLONE, _GUARD) if is_meant else (_GUARD, _CLONE)
-        helps = [first, replace(other, message=f"or {other.message}")]
-    what = named(refusal, "a view of a leaf tensor that requires grad")
-    if parameter and refusal.tensor.name:
-        what = f"a view of {named(refusal, 'a leaf tensor that requires grad')}"
-    return of_refusal(
-        refusal,
-        f"in-place write to {what}",
-        told=writes_it(refusal, "through the view"),
-        surfaced=APPLIED if is_applied(refusal.site) else "",
-        notes=["a view shares its bytes with the leaf, and the gradient of the leaf belongs to its value in forward"],
-        helps=helps,
-    )
+    is_meant = refusal.carries_gradient or (writes_part_of_result(write_of(site)) and not surgery)
+    first, other = (_CLONE, _GUARD) if is_meant else (_GUARD, _CLONE)
+    return [first, replace(other, message=f"or {other.message}")]
+
+
+TEXTS = (
+    Text(
+        [
+            "a view of a leaf Variable that requires grad is being used in an in-place operation.",
+            "a view of a leaf Variable that requires grad has been used in an in-place operation.",
+        ],
+        _headline,
+        _helps,
+        "a view shares its bytes with the leaf, and the gradient of the leaf belongs to its value in forward",
+        told=partial(writes_it, target="through the view"),
+        surfaced=_surfaced,
+    ),
+)

@@ -34,68 +34,68 @@ Notes
 from __future__ import annotations
 
 import ast
+from functools import partial
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Finding, Suggestion
+from noclobber.model.finding import Cure, Suggestion
 from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
-from noclobber.model.silent import Event
-from noclobber.model.source import Site
 from noclobber.rules.shared.account import Help
-from noclobber.rules.shared.refusing import blamed, is_below, of_refusal, recognised, writes_it
+from noclobber.rules.shared.refusing import ASIDE, Text, blamed, writes_it
+from noclobber.rules.shared.texts import A_VIEW, ITS_BASE
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import by_iteration, is_rebindable
+from noclobber.rules.shared.writetext import by_iteration, is_rebindable, write_of
 from noclobber.syntax.names import called
-from noclobber.syntax.tree import FOR, place_of, walk
-
-MESSAGES = (
-    "is the output of a function that returns multiple views",
-    r"is a view and (?:is being|its base or another view of its base has been) modified in-?place"
-    r"(?!(?s:.*?)(?:created in|created inside|multiple views))",
-)
-
-_SEVERAL = "one operation made several views; autograd cannot rebuild the history of one of them after a write"
-_ASIDE = Suggestion("write out of place", cure=Cure.OUT_OF_PLACE)
-
-
-def find(event: Event) -> Finding | None:
-    """A refused write to, or below, one of several views."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    below = is_below(refusal)
-    return of_refusal(
-        refusal,
-        f"in-place write to {'the base' if below else 'one'} of several views that a single operation made",
-        told=writes_it(refusal, "the base of the views" if below else "one of them"),
-        created="several views are made here",
-        notes=[_SEVERAL],
-        helps=_below(refusal) if below else _cure(refusal),
-    )
+from noclobber.syntax.tree import FOR, walk
+from noclobber.syntax.writes import WriteSyntax
 
 
 def _below(refusal: Refusal) -> list[Help]:
     words = "clone the parts where they are made: `a, b = (part.clone() for part in x.split(2))`"
-    return [_ASIDE, f"or {words}"] if is_rebindable(refusal.written, refused=True) else [words]
+    return [ASIDE, f"or {words}"] if is_rebindable(write_of(refusal.written), refused=True) else [words]
 
 
-def _cure(refusal: Refusal) -> list[Help]:
-    site = blamed(refusal)
+def _helps(refusal: Refusal) -> list[Help]:
+    write = write_of(blamed(refusal))
     op = op_in_words(refusal.op) if refusal.op else ""
     if op in TWIN_IS_VIEW:
         return [f"use `{op.rstrip('_')}`, which leaves the view as it is"]
-    if is_rebindable(site, refused=True):
-        return [_ASIDE]
-    if by_iteration(site) and _is_split_by_call(site):
+    if is_rebindable(write, refused=True):
+        return [ASIDE]
+    if by_iteration(write) and _is_split_by_call(write):
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
         return [f"collect new parts in a list, and join them along the same dimension: {joined}"]
-    if by_iteration(site):
+    if by_iteration(write):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [index, Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE)]
     return ["write to a slice of the base, `x[:n] += y`, or to a clone of the part"]
 
 
-def _is_split_by_call(site: Site | None) -> bool:
+def _is_split_by_call(write: WriteSyntax) -> bool:
     """Return True for `for part in t.unbind(1)`: its parts may lie along another dimension than those of `t`."""
-    place = place_of(site)
-    loops = [one for one in place.file.around(place.node) if isinstance(one, FOR)] if place is not None else []
+    loops = (one for one in write.file.around(write.node) if isinstance(one, FOR))
     return any(called(call) in SPLITS for loop in loops for call in walk(loop.iter, ast.Call))
+
+
+_text = partial(
+    Text,
+    note="one operation made several views; autograd cannot rebuild the history of one of them after a write",
+    created="several views are made here",
+)
+_FORBIDDEN = (
+    "Such functions do not allow the output views to be modified inplace. You should replace the inplace operation by "
+    "an out-of-place one."
+)
+TEXTS = (
+    _text(
+        [f"{ITS_BASE} This view is the output of a function that returns multiple views. {_FORBIDDEN} unless created"],
+        "in-place write to the base of several views that a single operation made",
+        _below,
+        told=partial(writes_it, target="the base of the views"),
+    ),
+    _text(
+        [f"{A_VIEW} This view [is the output of a function that returns multiple views]. {_FORBIDDEN} unless created"],
+        "in-place write to one of several views that a single operation made",
+        _helps,
+        told=partial(writes_it, target="one of them"),
+    ),
+)

@@ -35,29 +35,36 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding
-from noclobber.model.silent import Event
-from noclobber.rules.shared.refusing import is_below, of_refusal, recognised, says, writes_it
+from functools import partial
 
-MESSAGES = (r"view (?:which )?was created in (?:no_grad|inference) mode",)
+from noclobber.rules.shared.refusing import Text, writes_it
+
+_FORBIDDEN = "Given that this use case is ambiguous and error-prone, it is forbidden."
+_CLARIFY = (
+    "You can clarify your code by moving both the view and the inplace either both inside the * block (if you don't "
+    "want the inplace to be tracked) or both outside (if you want the inplace to be tracked)."
+)
 
 
-def find(event: Event) -> Finding | None:
-    """A refused write to, or below, a view that was made with gradients off."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
-    mode = "inference_mode" if says(refusal, "created in inference mode") else "no_grad"
-    below = is_below(refusal)
-    untracked = "make the view after the write, or clone it" if below else "write inside `with torch.no_grad():` too"
-    return of_refusal(
-        refusal,
-        f"in-place write, with gradients on, to {'the base of ' * below}a view made under `{mode}`",
-        told=writes_it(refusal, f"{'the base of ' * below}the view"),
-        created=f"the view is made here, under `{mode}`",
-        notes=[f"the view was made under `{mode}`, but the write happens with gradients on"],
-        helps=[
-            f"if autograd should track the write, make the view outside of `{mode}`",
-            f"if not, {untracked}",
+def _text(printed: str, mode: str, base: str, untracked: str) -> Text:
+    """What is said of a view, or of its base, that is written with gradients on."""
+    words = f"created in {printed} mode and {'its base' if base else 'is'}"
+    rest = "or another view of its base has been modified" if base else "being modified"
+    return Text(
+        [
+            f"{before} [view{which} was {words}] {rest} inplace with grad mode enabled. {_FORBIDDEN} {_CLARIFY}"
+            for before, which in (("A", ""), ("Output * of * is a view of a", " which"))
         ],
+        f"in-place write, with gradients on, to {base}a view made under `{mode}`",
+        [f"if autograd should track the write, make the view outside of `{mode}`", f"if not, {untracked}"],
+        f"the view was made under `{mode}`, but the write happens with gradients on",
+        told=partial(writes_it, target=f"{base}the view"),
+        created=f"the view is made here, under `{mode}`",
     )
+
+
+_MODES = (("no_grad", "no_grad"), ("inference", "inference_mode"))
+TEXTS = (
+    *(_text(*one, "the base of ", "make the view after the write, or clone it") for one in _MODES),
+    *(_text(*one, "", "write inside `with torch.no_grad():` too") for one in _MODES),
+)

@@ -38,49 +38,59 @@ from __future__ import annotations
 import re
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Finding, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.finding import Cause
 from noclobber.rules.shared.account import Help
-from noclobber.rules.shared.refusing import blamed, is_below, of_refusal, recognised, writes_it
-from noclobber.rules.shared.writetext import form, is_rebindable
+from noclobber.rules.shared.refusing import ASIDE, Text, blamed, is_below, writes_it
+from noclobber.rules.shared.texts import A_VIEW, ITS_BASE, printed
+from noclobber.rules.shared.writetext import is_rebindable, write_of
 from noclobber.syntax.writes import Form
-
-MESSAGES = ("view was created inside a custom Function",)
 
 _OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
 _HOOK = "BackwardHookFunction"
 
 
-def find(event: Event) -> Finding | None:
-    """A refused write to, or below, a view that a Function returned."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is None:
-        return None
+def _function(refusal: Refusal) -> str:
     found = _OUTPUT.search(refusal.message)
-    function = found[1].removesuffix("Backward") if found else ""
-    hooked = function == _HOOK
-    source = f"the custom Function `{function}`" if function else "a custom Function"
-    source = "a module with a full backward hook" if hooked else source
-    below = is_below(refusal)
-    return of_refusal(
-        refusal,
-        f"in-place write to {'the base of ' * below}a view returned by {source}",
-        told=writes_it(refusal, f"{'the base of ' * below}the view"),
-        created=f"the view is made here, by {source}",
-        notes=[f"the write would drop the backward that {'the hook' if hooked else source} adds"],
-        helps=_cures(refusal, hooked),
-        cause=Cause.HOOKED if hooked else None,
-    )
+    return found[1].removesuffix("Backward") if found else ""
 
 
-def _cures(refusal: Refusal, hooked: bool) -> list[Help]:
-    site = blamed(refusal)
-    aside = is_rebindable(site, refused=True)
-    if hooked and not aside and form(site) in (Form.CALL, Form.OTHER):
+def _source(refusal: Refusal) -> str:
+    if (function := _function(refusal)) == _HOOK:
+        return "a module with a full backward hook"
+    return f"the custom Function `{function}`" if function else "a custom Function"
+
+
+def _base(refusal: Refusal) -> str:
+    return "the base of " * is_below(refusal)
+
+
+def _helps(refusal: Refusal) -> list[Help]:
+    write, hooked = write_of(blamed(refusal)), _function(refusal) == _HOOK
+    aside = is_rebindable(write, refused=True)
+    if hooked and not aside and write.form in (Form.CALL, Form.OTHER):
         return ["build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"]
     if hooked:
         return ["write out of place"]
     clone = "return a clone from the Function's `forward`: `return x.clone()`"
-    if aside:
-        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), f"or {clone}"]
-    return [clone, "or clone its result before the write"]
+    return [ASIDE, f"or {clone}"] if aside else [clone, "or clone its result before the write"]
+
+
+_INSIDE = (
+    "This [view was created inside a custom Function] (or because an input was returned as-is) and the autograd logic "
+    "to handle view+inplace would override the custom backward associated with the custom Function, leading to "
+    "incorrect gradients. This behavior is forbidden. You can fix this by cloning the output of the custom Function."
+)
+TEXTS = (
+    Text(
+        [printed(one) + f" {_INSIDE}" for one in (A_VIEW, ITS_BASE)],
+        lambda refusal: f"in-place write to {_base(refusal)}a view returned by {_source(refusal)}",
+        _helps,
+        lambda refusal: (
+            f"the write would drop the backward that "
+            f"{'the hook' if _function(refusal) == _HOOK else _source(refusal)} adds"
+        ),
+        told=lambda refusal: writes_it(refusal, f"{_base(refusal)}the view"),
+        created=lambda refusal: f"the view is made here, by {_source(refusal)}",
+        cause=lambda refusal: Cause.HOOKED if _function(refusal) == _HOOK else None,
+    ),
+)

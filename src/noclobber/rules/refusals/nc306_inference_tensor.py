@@ -40,7 +40,7 @@ from noclobber.model.events import Refusal
 from noclobber.model.finding import Cure, Suggestion
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import Text, blamed
-from noclobber.rules.shared.writetext import is_rebindable
+from noclobber.rules.shared.writetext import is_rebindable, write_of
 
 _MADE = "the inference tensor is made here"
 _UNCOUNTED = "a tensor made in inference mode has no version counter, so a later write to it could not be noticed"
@@ -49,7 +49,7 @@ _HELPS = (Suggestion(_NO_GRAD, cure=Cure.MODE), "or take a `.clone()` of it outs
 
 
 def _of_a_write(refusal: Refusal) -> list[Help]:
-    aside = is_rebindable(blamed(refusal), refused=True)
+    aside = is_rebindable(write_of(blamed(refusal)), refused=True)
     words = "write out of place" if aside else "write to a clone: `t = t.clone()` first"
     return [Suggestion(words, cure=Cure.OUT_OF_PLACE), Suggestion(f"or {_NO_GRAD}", cure=Cure.MODE)]
 
@@ -57,25 +57,32 @@ def _of_a_write(refusal: Refusal) -> list[Help]:
 _text = partial(Text, note=_UNCOUNTED, created=_MADE)
 TEXTS = (
     _text(
-        "Inference tensors cannot be saved for backward",
+        [
+            "[Inference tensors cannot be saved for backward]. Please do not use Tensors created in inference mode in "
+            "computation tracked by autograd. To work around this, you can make a clone to get a normal tensor and use "
+            "it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
+        ],
         "a tensor made in inference mode is kept for backward",
         _HELPS,
         told="autograd has to keep it here",
     ),
     _text(
-        "In-?place update to inference tensor",
+        ["[Inplace update to inference tensor] outside InferenceMode is not allowed."],
         "in-place write to an inference tensor outside of inference mode",
         _of_a_write,
     ),
     _text(
-        "Setting requires_grad=True on inference tensor",
+        ["[Setting requires_grad=True on inference tensor] outside InferenceMode is not allowed."],
         "`requires_grad` is set on an inference tensor",
         _HELPS,
         told="it is set here",
     ),
     _text(
-        r"Inference tensors do not track version counter|Cannot set version_counter for inference tensor|"
-        r"_unsafe_set_version\w*\(\) on a tensor that does not have a version counter",
+        [
+            "Inference tensors do not track version counter",
+            "Cannot set version_counter for inference tensor",
+            "Tried to call * [on a tensor that does not have a version counter]. Was it created in inference mode?",
+        ],
         "the version of an inference tensor is asked for",
         _HELPS,
         told="it has none",

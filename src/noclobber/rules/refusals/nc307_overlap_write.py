@@ -36,29 +36,36 @@ from __future__ import annotations
 from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Suggestion
 from noclobber.rules.shared.account import Help
-from noclobber.rules.shared.refusing import Text, blamed
-from noclobber.rules.shared.writetext import is_rebindable
+from noclobber.rules.shared.refusing import ASIDE, Text, blamed
+from noclobber.rules.shared.writetext import is_rebindable, write_of
 
 
 def _of_an_expanded_tensor(refusal: Refusal) -> list[Help]:
     distinct = "make the elements distinct where the tensor is made: `.expand(...).clone()`, or `repeat`"
-    if is_rebindable(blamed(refusal), refused=True):
-        return [Suggestion("write out of place", cure=Cure.OUT_OF_PLACE), f"or {distinct}"]
+    if is_rebindable(write_of(blamed(refusal)), refused=True):
+        return [ASIDE, f"or {distinct}"]
     return [distinct]
 
 
+_CLONE = "Please clone() the tensor before performing the operation."
 TEXTS = (
     Text(
-        "some elements of the input tensor and the written-to tensor refer to a single memory location|"
-        "input tensors cannot refer to any of the output memory locations",
+        [
+            "unsupported operation: [some elements of the input tensor and the written-to tensor refer to a single "
+            f"memory location]. {_CLONE}",
+            "unsupported operation: the [input tensors cannot refer to any of the output memory locations].",
+        ],
         "in-place write to memory that the same operation reads",
         [Suggestion("clone the value that is read", cure=Cure.CLONE_VALUE)],
         "the value and the tensor written share memory; the result would depend on the order of the elements",
         cause=Cause.READS_TARGET,
     ),
     Text(
-        "more than one element of the written-to tensor refers to a single memory location|"
-        "a tensor being mutated that has internal overlap",
+        [
+            "unsupported operation: [more than one element of the written-to tensor refers to a single memory location]"
+            f". {_CLONE}",
+            "While executing *, functionalization encountered [a tensor being mutated that has internal overlap].",
+        ],
         "in-place write to a tensor whose elements share memory",
         _of_an_expanded_tensor,
         "several elements share one place in memory, as after `expand`; their order would decide the result",

@@ -36,7 +36,7 @@ from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event
 from noclobber.rules.shared.refusing import Text, blamed, refused
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.rules.shared.writetext import form
+from noclobber.rules.shared.writetext import write_of
 from noclobber.syntax.tree import place_of
 from noclobber.syntax.writes import Form
 
@@ -44,20 +44,20 @@ _ASIDE = Suggestion("write out of place: the result gets its own tensor", cure=C
 _TYPE = "the result of an in-place write has a type that the tensor cannot hold"
 _FIXED = "in place the element type cannot change; out of place the result gets the type it needs"
 _LARGER = Text(
-    r"output with shape \[(?s:.{,300}?)\] doesn.t match the broadcast shape|Bad in-place call: input tensor size",
+    ["doesn't match the broadcast shape", "Bad in-place call: input tensor size"],
     "the result of an in-place write is larger than the tensor that has to hold it",
     [_ASIDE, "or give the tensor its shape before: `t = t.expand(shape).clone()`"],
     "in place the shape cannot change; out of place the result gets the broadcast shape",
 )
 TEXTS = (
     Text(
-        "Index put requires the source and destination dtypes match",
+        ["Index put requires the source and destination dtypes match"],
         _TYPE,
         ["convert the value before it is written: `t[index] = value.to(t.dtype)`"],
         _FIXED,
     ),
     Text(
-        r"result type [\w\s]+? can.t be cast to the desired output type",
+        ["result type * [can't be cast to the desired output type]"],
         _TYPE,
         [_ASIDE, "or convert before: `t = t.float()`, `value.to(t.dtype)`"],
         _FIXED,
@@ -85,4 +85,4 @@ def _writes(refusal: Refusal) -> bool:
     inner = site.inside if site is not None and place_of(site.inside) is not None else site
     if place_of(inner) is None:
         return refusal.op is None
-    return form(inner) in (Form.AUGMENTED, Form.METHOD, Form.ITEM, Form.FLAG)
+    return write_of(inner).form in (Form.AUGMENTED, Form.METHOD, Form.ITEM, Form.FLAG)

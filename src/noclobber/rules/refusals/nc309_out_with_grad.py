@@ -34,8 +34,11 @@ from noclobber.rules.shared.refusing import Text
 
 TEXTS = (
     Text(
-        r"functions with out=\.{3} arguments don.t support automatic differentiation|"
-        "does not support it because it is an out= function",
+        [
+            "* [functions with out=... arguments don't support automatic differentiation], but one of the arguments "
+            "requires grad.",
+            "Trying to use forward AD with * that [does not support it because it is an out= function]",
+        ],
         "`out=` given to an operation whose result needs a gradient",
         [
             Suggestion("take the result as a new tensor, without `out=`", cure=Cure.OUT_OF_PLACE),

@@ -54,13 +54,16 @@ _CANVAS = (
 _MAPPED = "in-place write of mapped values to a tensor that is not mapped by `vmap`"
 TEXTS = (
     Text(
-        "vmap: Cannot ask for different inplace randomness on an unbatched tensor",
+        ["vmap: Cannot ask for different inplace randomness on an unbatched tensor"],
         "random in-place write to a tensor that is not mapped by `vmap`",
         _CANVAS,
         'with `randomness="different"` each sample needs its own memory',
     ),
     Text(
-        "running_mean or running_var, which will be updated in place, were not batched",
+        [
+            "Batch norm got a batched tensor as input while the [running_mean or running_var, which will be updated in "
+            "place, were not batched]."
+        ],
         "batch norm under `vmap` writes running statistics that are not mapped",
         [
             "replace the statistics: `torch.func.replace_all_batch_norm_modules_(net)`",
@@ -69,14 +72,18 @@ TEXTS = (
         _ONCE,
     ),
     Text(
-        r"(?:accessing|mutating directly with) `\.?data` under vmap",
+        ["accessing `data` under vmap", "mutating directly with `data` under vmap"],
         "`.data` used under `vmap`",
         [Suggestion("use `.detach()` to read, and an operation out of place to write", cure=Cure.OUT_OF_PLACE)],
         "`.data` bypasses the mapping and gives one tensor for all samples",
         told="`.data` is used here",
     ),
     Text(
-        r"vmap: (?:[\w:.]+|inplace arithmetic)\(self, \*extra_args\) is not possible because there exists a Tensor",
+        [
+            f"vmap: {op} *extra_args) [is not possible because there exists a Tensor] * in extra_args that has more "
+            "elements than"
+            for op in ("inplace arithmetic(self,", "*")
+        ],
         _MAPPED,
         _CANVAS,
         _ONCE,
@@ -84,7 +91,7 @@ TEXTS = (
     ),
 )
 _LARGER = Text(
-    "doesn.t match the broadcast shape|Bad in-place call: input tensor size",
+    ["doesn't match the broadcast shape", "Bad in-place call: input tensor size"],
     _MAPPED,
     _CANVAS,
     _ONCE,

@@ -70,14 +70,18 @@ def _helps(refusal: Refusal) -> list[Help]:
 _text = partial(Text, note=_WRAPPED, created=_OUTSIDE)
 TEXTS = (
     _text(
-        r"mutating directly with `\.?data` inside functorch",
+        ["mutating directly with `data` inside functorch"],
         "assignment to `.data` inside a `torch.func` transform",
         [Suggestion("bind the new value to a name: `x = new`", cure=Cure.OUT_OF_PLACE)],
         told="`.data` is assigned here",
     ),
     _text(
-        r"attempted to call in-place operation (?:\([^)]*\) )?that would mutate a captured Tensor|"
-        "mutating a non-functional tensor with a functional tensor",
+        [
+            "During a grad (vjp, jvp, grad, etc) transform, the function provided attempted to call in-place operation "
+            "* [that would mutate a captured Tensor]. This is not supported; please rewrite the function being "
+            "transformed to explicitly accept the mutated Tensor(s) as inputs.",
+            "mutating a non-functional tensor with a functional tensor",
+        ],
         "in-place write to a tensor from outside of the transformed function",
         _helps,
         told=_writes,

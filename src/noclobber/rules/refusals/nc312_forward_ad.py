@@ -60,29 +60,35 @@ _IN_PLACE = ("write the tangent in place in `jvp` and return it: `return tangent
 _text = partial(Text, note=_CARRIED, told=applied, surfaced=APPLIED)
 TEXTS = (
     _text(
-        r"custom Function(?:.s forward)? is returning a view(?s:.*?)but the jvp is not returning",
+        [
+            "A custom Function's forward is returning a view (or an input as-is) [but the jvp is not returning a view]",
+            "A custom Function is returning a view [but the jvp is not returning a view] of the same base as the given "
+            "grad input.",
+        ],
         "a Function returns a view, but its `jvp` returns no view of the tangent",
         ["return the same view of the tangent from `jvp`", "or return a clone from `forward`"],
     ),
     _text(
-        "custom Function is not returning the forward mode gradients",
+        ["An inplace [custom Function is not returning the forward mode gradients] as-is."],
         "an in-place Function whose `jvp` does not return the tangent it was given",
         _IN_PLACE,
     ),
     _text(
-        "custom Function is not modifying the forward mode gradients",
+        ["An inplace [custom Function is not modifying the forward mode gradients] inplace."],
         "an in-place Function whose `jvp` does not write the tangent in place",
         _IN_PLACE,
     ),
     _text(
-        "Cannot set a value of a forward grad if it already exists|"
-        "Only in-?place operations can re-?set the forward grad",
+        [
+            "Cannot set a value of a forward grad if it already exists",
+            "Only inplace operations can re-set the forward grad",
+        ],
         "a second tangent for a tensor that has one",
         ["make a new dual tensor from the primal: `make_dual(unpack_dual(t).primal, tangent)`"],
         told="the tangent is set here",
     ),
     _text(
-        "ZeroTensors are immutable",
+        ["ZeroTensors are immutable"],
         "in-place write to a tangent that is zero and was not materialised",
         ["clone the tangent before the write, or write out of place"],
         told="written in place here",

@@ -49,13 +49,20 @@ _BECOMES = "an input that is marked dirty becomes the result of the Function, wi
 _text = partial(Text, note=_BECOMES, told=applied, surfaced=APPLIED)
 TEXTS = (
     _text(
-        "elements marked as dirty during the forward method were not returned",
+        [
+            "Some [elements marked as dirty during the forward method were not returned] as output. The inputs that "
+            "are modified inplace must all be outputs of the Function."
+        ],
         "`ctx.mark_dirty` on an input that the Function does not return",
         ["return the same tensor that was marked dirty, or write nothing in place and drop `mark_dirty`"],
     ),
     _text(
-        "Function modifies in-?place an input that is a view of another Tensor|"
-        "Functions which modify views in-place must return a single Variable",
+        [
+            "If your [Function modifies inplace an input that is a view of another Tensor], your Function cannot "
+            "return more than one Tensor. This is not supported by the current autograd engine. You should either make "
+            "sure the input is not a view (using .clone() for example) or make your Function only return one Tensor",
+            "Functions which modify views in-place must return a single Variable",
+        ],
         "a Function with several results writes in place to an input that is a view",
         [
             Suggestion("give the Function a clone: `Function.apply(x.clone())`", cure=Cure.CLONE_ARGUMENT),
@@ -63,12 +70,18 @@ TEXTS = (
         ],
     ),
     _text(
-        r"mark_dirty\(\) received a tensor that was not an input|Only input Tensors should be given to ctx\.mark_dirty",
+        [
+            "mark_dirty() received a tensor that was not an input",
+            "Only input Tensors should be given to ctx.mark_dirty",
+        ],
         "`ctx.mark_dirty` on a tensor that is not an input of the Function",
         ["drop this `mark_dirty`: a tensor made inside of `forward` needs none"],
     ),
     _text(
-        "mark_dirty can only accept variables|dirty_tensors attribute is expected to be a tuple",
+        [
+            "mark_dirty can only accept variables",
+            "autograd internal error: [dirty_tensors attribute is expected to be a tuple] but is",
+        ],
         "`ctx.mark_dirty` on something that is not a tensor",
         ["call `ctx.mark_dirty(x, y)` with the tensors themselves, once, and set nothing by hand"],
     ),

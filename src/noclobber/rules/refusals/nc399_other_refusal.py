@@ -58,121 +58,153 @@ _COMPILED = "`torch.compile` turns writes into operations without side effects; 
 
 _OTHERS = (
     (
-        "Can.t detach views in-?place",
+        [
+            "[Can't detach views in-place]. Use detach() instead. If you are using DistributedDataParallel (DDP) for "
+            "training, and gradient_as_bucket_view is set as True, gradients are views of DDP buckets,"
+        ],
         "`detach_` on a view",
         "a view shares its history with the tensor it was taken from; it cannot be cut off alone",
         "use `detach()`, which makes a new tensor: `h = h.detach()`; for gradients `zero_grad(set_to_none=True)`",
     ),
     (
-        "saved tensor pack hook is modifying its input in place",
+        ["A [saved tensor pack hook is modifying its input in place]. Tensors provided as input to pack hook"],
         "a pack hook writes to the tensor that it has to save",
         "the hook gets the same tensor that the forward goes on with",
         "return a new tensor from the hook: write out of place, or into a clone",
     ),
     (
-        "Calling register_hooks on a saved tensor (?:whose hooks have already|after it has been freed|with value None)",
+        [
+            "[Calling register_hooks on a saved tensor whose hooks have already] been set.",
+            "Calling register_hooks on a saved tensor after it has been freed.",
+            "Calling register_hooks on a saved tensor with value None",
+        ],
         "hooks set on a saved tensor that accepts none",
         "a saved tensor accepts one pair of hooks, before it is freed, and only if it holds a tensor",
         "set the hooks once, between the forward and its backward, or use `saved_tensors_hooks` around the forward",
     ),
     (
-        "leaf variable has been moved into the graph interior",
+        ["a [leaf variable has been moved into the graph interior]"],
         "a write in place turned a leaf into the result of an operation",
         "its gradient would belong to a value that is gone",
         "write out of place, or under `torch.no_grad()` before the forward",
     ),
     (
-        "input that has been returned as-is as output is being saved for backward",
+        [
+            "An [input that has been returned as-is as output is being saved for backward]. This is not supported if "
+            "you override setup_context. You should return and save a view of the input instead,"
+        ],
         "a Function saves an input that it also returns",
         "input and result are one tensor, and autograd cannot know which of them is saved",
         "return a view of the input, `x.view_as(x)`, or save it inside `forward`",
     ),
     (
-        "cannot resize variables that require grad",
+        ["cannot resize variables that require grad"],
         "`resize_` on a tensor that requires grad",
         "resizing has no derivative, and it would change what backward has saved",
         "use `reshape`, a slice or `torch.nn.functional.pad`, or make a new tensor of the new size",
     ),
     (
-        "you can only change requires_grad flags of leaf variables",
+        ["[you can only change requires_grad flags of leaf variables]. If you want to use a computed variable"],
         "`requires_grad` changed on the result of an operation",
         "the result of an operation requires grad because its operands do",
         "use `detach()`, which makes a new tensor without history",
     ),
     (
-        r"not allowed on a Tensor created from \.data or \.detach\(\)",
+        ["* is [not allowed on a Tensor created from .data or .detach()]."],
         "the storage or the shape of a detached alias is changed in place",
         "the alias would then no longer show the same data as the tensor it came from",
         "change a copy, `x.detach().clone()`, or the tensor itself under `torch.no_grad()`",
     ),
     (
-        "data set to a tensor that requires gradients must be floating point or complex",
+        ["[data set to a tensor that requires gradients must be floating point or complex] dtype"],
         "`.data` set to integers on a tensor that requires grad",
         "only numbers of a continuous type have a gradient",
         "convert the new value first: `new.to(x.dtype)`",
     ),
     (
-        "In-place (?:leakyReLu|elu) backward calculation is triggered with a negative slope",
+        [
+            f"[In-place {one} backward calculation is triggered with a negative slope] which is not supported. This is "
+            "caused by calling in-place forward function with a negative slope, please call out-of-place version "
+            "instead."
+            for one in ("leakyReLu", "elu")
+        ],
         "in-place activation with a negative slope",
         _SLOPE,
         "let the activation write a new tensor: `inplace=False`",
     ),
     (
-        "derivative for .?inplace version of",
+        ["derivative for inplace version of"],
         "an in-place operation that has no derivative",
         "PyTorch has a derivative only for the out-of-place version",
         "write out of place",
     ),
     (
-        "In-place abs is not supported for complex tensors",
+        ["In-place abs is not supported for complex tensors"],
         "`abs_` on a complex tensor",
         "the absolute value of a complex number is a real one, which has another type",
         "write out of place: `x = x.abs()`",
     ),
     (
-        r"in-place mkldnn operations are not supported|coalesced tensor for in-?place operation|"
-        r"\w_ requires coalesced input|Cannot in-?place into non-meta tensor",
+        [
+            "in-place mkldnn operations are not supported",
+            "coalesced tensor for inplace operation",
+            "requires coalesced input",
+            "Cannot inplace into non-meta tensor",
+        ],
         "an in-place operation that this kind of tensor does not have",
         "a tensor of this layout or device cannot be written in place",
         "write out of place, or convert the tensor first (`coalesce()`, `to_dense()`, the same device for both)",
     ),
     (
-        r"mutation on a view chain of length|mutate tensors with frozen storage|resize a view tensor to a larger size",
+        [
+            "During torch.compile, encountered a [mutation on a view chain of length]",
+            "mutate tensors with frozen storage",
+            "resize a view tensor to a larger size",
+        ],
         "a write that `torch.compile` cannot express",
         _COMPILED,
         "write out of place in the compiled part, or clone what `as_strided` or a view gave",
     ),
     (
-        "In-?place op on input tensor|Failed to mutate tensor data attribute|pending mutation on parameter|"
-        "Encountered input mutation during higher order op|metadata mutated in the backward|"
-        "hooks with inputs mutations are not allowed",
+        [
+            "Inplace op on input tensor",
+            "Failed to mutate tensor data attribute",
+            "pending mutation on parameter",
+            "Encountered input mutation during higher order op",
+            "Found a graph input that had its [metadata mutated in the backward].",
+            "hooks with inputs mutations are not allowed",
+        ],
         "a write to an input of a compiled function",
         _COMPILED,
         "write out of place in the compiled part, and return the new value",
     ),
     (
-        r"Undeclared in-place mutation on input tensor|is not defined as mutable but was mutated|empirically wrong",
+        [
+            "Undeclared in-place mutation on input tensor",
+            "is not defined as mutable but was mutated",
+            "specified that the operator does not mutate the argument *, but this seems to be [empirically wrong].",
+        ],
         "a custom operator writes an argument that it does not declare, or declares one that it does not write",
         "autograd and `torch.compile` trust the schema; a write that it does not name gives wrong gradients",
         "name the argument in `mutates_args=`, or write to a clone of it",
     ),
     (
-        r"Mutating the view (?:.+? )?which does not have a derivative implemented is forbidden",
+        ["Mutating the view Tensor [which does not have a derivative implemented is forbidden]."],
         "an operator without a derivative writes to a view",
         "autograd would have to give the base a history that does not exist",
         "write to a clone of the view, or register a derivative for the operator",
     ),
     (
-        "Gradient became undefined between|gradients should not be modified during backward",
+        ["Gradient became undefined between", "gradients should not be modified during backward"],
         "a gradient changed while backward was under way",
         "distributed training relies on the gradient that autograd has accumulated",
         "change gradients after backward, and return new ones from hooks",
     ),
 )
-"""Pattern, headline, why PyTorch refuses, and what to do."""
+"""Texts of PyTorch, headline, why it refuses, and what to do."""
 TEXTS = (
     Text(
-        "saved tensor that has been detached in-?place",
+        ["Trying to use a [saved tensor that has been detached in-place], i.e. with .detach_()."],
         "`detach_` on a tensor that backward still needs",
         ["use `detach()`, which makes a new tensor: `h = h.detach()`"],
         "backward would continue into the history that `detach_` cut off",
@@ -181,7 +213,7 @@ TEXTS = (
         unseen=_UNSEEN,
     ),
     *(
-        Text(pattern, headline, [help], note, told=_told, created="it is made here")
-        for pattern, headline, note, help in _OTHERS
+        Text(texts, headline, [help], note, told=_told, created="it is made here")
+        for texts, headline, note, help in _OTHERS
     ),
 )

@@ -25,6 +25,7 @@ from noclobber.syntax.names import (
     names_bound,
     owner,
     targets,
+    unindexed,
 )
 from noclobber.syntax.tree import (
     File,
@@ -136,8 +137,7 @@ def _first_line(function: Function) -> int:
 
 def _is(target: ast.expr, name: str) -> bool:
     """Return True if an expression may be this state, or an item of it: `self.mem` for `net.cell.mem`."""
-    while isinstance(target, ast.Subscript):
-        target = target.value
+    target = unindexed(target)
     owner, _, last = _PARTS.sub("", name).rpartition(".")
     return isinstance(target, ast.Attribute) and target.attr == last if owner else dotted(target) == last
 

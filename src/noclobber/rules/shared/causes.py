@@ -7,7 +7,7 @@ from typing import Literal
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Write
 from noclobber.model.source import Owner, Site, owner_of
-from noclobber.rules.shared.writetext import form
+from noclobber.rules.shared.writetext import write_of
 from noclobber.syntax.writes import Form
 
 Cause = Literal[
@@ -83,7 +83,7 @@ def is_sync(write: Write) -> bool:
         return False
     if site.inside is not None or in_parallel(site) or owner_of(site.code.co_filename) is not Owner.USER:
         return True
-    return form(site) is Form.CALL
+    return write_of(site).form is Form.CALL
 
 
 def in_parallel(site: Site) -> bool:

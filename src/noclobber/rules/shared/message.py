@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from noclobber.model.operators import kept_by
 from noclobber.model.units import counted
-from noclobber.rules import Rule, rule_of, rule_of_message
-from noclobber.rules.shared.cut_short import codes_of_piece
+from noclobber.rules import Rule, catalogue, rule_of, rule_of_message
 from noclobber.rules.shared.keeps import row_of
+from noclobber.rules.shared.texts import codes_of_piece, joined
 from noclobber.rules.shared.wording import node_in_words, shape_in_words, stem
 
 _STALE = re.compile(
@@ -18,7 +18,6 @@ _STALE = re.compile(
     r"(?:, which is output (?P<output>\d+) of (?P<node>[\w:<>]+),)?"
     r",? is at version (?P<version>\d+); expected version (?P<expected>\d+) instead)?"
 )
-_LINE_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:|[E>|](?=[ \t]))[ \t]?", re.MULTILINE)
 _VIEWS_OF_WEIGHTS = ("AsStrided", "T", "Transpose")
 _COMMAND = "noclobber run train.py"
 
@@ -46,7 +45,7 @@ class StaleMessage:
 
 def parse(text: str) -> StaleMessage | None:
     """Find the stale-save message in a text, which may be a traceback, wrapped, or prefixed by `[rank0]:`."""
-    found = _STALE.search(_joined(text))
+    found = _STALE.search(joined(text))
     if found is None:
         return None
     if found["type"] is None:
@@ -63,14 +62,14 @@ def explanation(text: str) -> str | None:
     one of PyTorch's in-place errors.
     """
     message = parse(text)
-    pieces = codes_of_piece(_joined(text))
-    if message is None and (_IN_SHORT.search(_joined(text)) or pieces == ("NC101",)):
+    pieces = codes_of_piece(text, [(rule.code, one) for rule in catalogue() for one in rule.texts])
+    if message is None and (_IN_SHORT.search(joined(text)) or pieces == ("NC101",)):
         message = StaleMessage()
     if message is not None:
         likely = rule_of("NC103") if _weight_like(message) else rule_of("NC101")
         said = _said(message)
     else:
-        likely = rule_of_message(text) or rule_of_message(_joined(text))
+        likely = rule_of_message(text)
         said = []
     possible = [] if said else [rule for code in pieces if (rule := rule_of(code)) is not None]
     if possible and likely not in possible:
@@ -93,11 +92,6 @@ def _listed(rules: list[Rule], *, alone: bool) -> list[str]:
 
 _IN_SHORT = re.compile(r"modified by an in-?place operation", re.IGNORECASE)
 """The part of the message that people type."""
-
-
-def _joined(text: str) -> str:
-    """One line, without the prefixes that launchers, pytest and quoting put before each."""
-    return re.sub(r"\s+", " ", _LINE_PREFIX.sub(" ", text))
 
 
 def _weight_like(message: StaleMessage) -> bool:

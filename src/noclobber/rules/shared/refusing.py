@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Finding, Label, Role, label
+from noclobber.model.finding import Cause, Cure, Finding, Label, Role, Suggestion, label
 from noclobber.model.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import inside_label, subject
+from noclobber.rules.shared.texts import is_in
 from noclobber.rules.shared.wording import op_in_words
 
-_GAP = r"(?:[\s>|]|\[rank\d+\]:)+"
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
 _READERS = {"backward": "backward reads it here", "grad": "`autograd.grad` reads it here"}
 _UNSEEN = "noclobber did not see the write. It happened after the view was made and before this line"
 
 
-@cache
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern; a blank in it matches any white space or line prefix between two words."""
-    return re.compile(pattern.replace(" ", _GAP))
-
-
-def says(refusal: Refusal, pattern: str) -> bool:
-    """Return True if PyTorch's text has the pattern."""
-    return compiled(pattern).search(refusal.message) is not None
-
-
-def recognised(event: Event, patterns: Sequence[str]) -> Refusal | None:
-    """Return the event if it is a refusal with one of these texts, else None."""
-    return event if isinstance(event, Refusal) and any(says(event, one) for one in patterns) else None
+def says(refusal: Refusal, *texts: str) -> bool:
+    """Return True if PyTorch's message has one of these texts."""
+    return any(is_in(one, refusal.message) for one in texts)
 
 
 def writes_it(refusal: Refusal, target: str = "it") -> str:
@@ -42,6 +29,7 @@ def writes_it(refusal: Refusal, target: str = "it") -> str:
     return f"`{op_in_words(refusal.op)}` writes {target} here" if refusal.op else "written in place here"
 
 
+ASIDE = Suggestion("write out of place", cure=Cure.OUT_OF_PLACE)
 APPLIED = "the Function is applied here"
 
 
@@ -50,60 +38,53 @@ def applied(refusal: Refusal) -> str:
     return APPLIED if refusal.written is None else writes_it(refusal, "its input")
 
 
+Said = str | Callable[[Refusal], str]
+"""Words, or what gives them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of PyTorch, or several that mean the same, and what is said of a refusal that has it.
+    """Texts of PyTorch that mean the same, and what is said of a refusal that has one of them.
 
     `told` labels the line to blame, `created` and `surfaced` two others that may be known. `unseen` is a further note,
     for where the write is not known.
     """
 
-    pattern: str
-    headline: str
+    texts: Sequence[str]
+    headline: Said
     helps: Sequence[Help] | Callable[[Refusal], Sequence[Help]]
-    note: str
-    told: str | Callable[[Refusal], str] = writes_it
-    created: str = "the view is made here"
-    surfaced: str = ""
+    note: Said | Callable[[Refusal], Sequence[str]]
+    told: Said = writes_it
+    created: Said = "the view is made here"
+    surfaced: Said = ""
     unseen: str = ""
-    cause: Cause | None = None
+    cause: Cause | Callable[[Refusal], Cause | None] | None = None
 
 
 def refused(texts: Sequence[Text], event: Event) -> Finding | None:
-    """Return what the first text says that an event has; None if it has none."""
-    found = next((one for one in texts if isinstance(event, Refusal) and says(event, one.pattern)), None)
+    """Return what is said of the first of these texts that an event has; None if it has none.
+
+    If PyTorch refuses a view after a write to its base that is not known, the line to blame is where the view is used.
+    """
+    found = next((one for one in texts if isinstance(event, Refusal) and says(event, *one.texts)), None)
     if found is None or not isinstance(event, Refusal):
         return None
-    return of_refusal(
-        event,
-        found.headline,
-        told=found.told if isinstance(found.told, str) else found.told(event),
-        created=found.created,
-        surfaced=found.surfaced,
-        notes=[found.note, *[found.unseen] * (found.unseen != "" and event.written is None)],
+    note, told = found.note(event) if callable(found.note) else found.note, _said(found.told, event)
+    notes = [note] if isinstance(note, str) else [*note]
+    notes += [found.unseen] * (found.unseen != "" and event.written is None)
+    if is_below(event) and event.written is None:
+        told, notes = "the view is used here, after the write to its base", [*notes, _UNSEEN]
+    return account(
+        _said(found.headline, event),
+        _labels(event, told, _said(found.created, event), _said(found.surfaced, event)),
+        notes=notes,
         helps=found.helps(event) if callable(found.helps) else found.helps,
-        cause=found.cause,
+        cause=found.cause(event) if callable(found.cause) else found.cause,
     )
 
 
-def of_refusal(
-    refusal: Refusal,
-    headline: str,
-    *,
-    told: str,
-    created: str = "the view is made here",
-    surfaced: str = "",
-    notes: Sequence[str] = (),
-    helps: Sequence[Help] = (),
-    cause: Cause | None = None,
-) -> Finding:
-    """Return what is said of a refusal. `told` labels the line to blame.
-
-    If PyTorch refuses a view after a write to its base that is not known, that line is where the view is used.
-    """
-    if is_below(refusal) and refusal.written is None:
-        told, notes = "the view is used here, after the write to its base", [*notes, _UNSEEN]
-    return account(headline, _labels(refusal, told, created, surfaced), notes=notes, helps=helps, cause=cause)
+def _said(words: Said, refusal: Refusal) -> str:
+    return words if isinstance(words, str) else words(refusal)
 
 
 def blamed(refusal: Refusal) -> Site | None:

@@ -14,7 +14,7 @@ from noclobber.syntax.names import (
     is_untracked,
     names_bound,
 )
-from noclobber.syntax.tree import place_of, statement_of, walk
+from noclobber.syntax.tree import File, Place, last_line, place_of, statement_of, walk
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
@@ -24,35 +24,27 @@ from noclobber.syntax.writes import (
 )
 
 
-def write_of(site: Site | None) -> WriteSyntax | None:
-    """The write at a site; None where the source is missing."""
-    place = place_of(site)
-    return write_at(place) if place is not None else None
+def write_of(site: Site | None) -> WriteSyntax:
+    """The write at a site; one without a target and without a form where the source is missing."""
+    return write_at(place_of(site) or _NOWHERE)
 
 
-def form(site: Site | None) -> Form:
-    """The form of the text at a site; OTHER where the source is missing."""
-    write = write_of(site)
-    return write.form if write is not None else Form.OTHER
+_NOTHING = File("", "pass", ast.parse("pass"), {}, (0,))
+_NOWHERE = Place(_NOTHING, _NOTHING.tree.body[0])
 
 
 def is_written_in_place(site: Site, op: str) -> bool:
     """Return True if the text at a site says that it writes in place, or calls a module that may be built so."""
-    found = form(site)
-    if found is Form.CALL:
+    form = write_of(site).form
+    if form is Form.CALL:
         return op.partition("::")[2].removesuffix("_") in ACTIVATIONS
-    return found in (Form.AUGMENTED, Form.METHOD, Form.FLAG)
+    return form in (Form.AUGMENTED, Form.METHOD, Form.FLAG)
 
 
 def written_name(site: Site) -> str | None:
     """What the text at a site says that it writes, such as "h"; None for the call of a module, which may have parts."""
-    return None if form(site) is Form.CALL else dotted(target_of(site)) or None
-
-
-def target_of(site: Site | None) -> ast.expr | None:
-    """What is written, as an expression: `h` of `h += e`, `h[i]` of `h[i] = e`, `t` of `t.add_(x)`."""
     write = write_of(site)
-    return write.target if write is not None else None
+    return None if write.form is Form.CALL else dotted(write.target) or None
 
 
 def words_at(site: Site | None) -> str:
@@ -61,14 +53,13 @@ def words_at(site: Site | None) -> str:
     return ast.unparse(found) if found is not None else ""
 
 
-def is_rebindable(site: Site | None, *, refused: bool = False) -> bool:
+def is_rebindable(write: WriteSyntax, *, refused: bool = False) -> bool:
     """Return True if the statement could bind a new tensor instead of writing into the old one.
 
     False for the variable of a `for` loop: the list still holds the old tensor. False for `y = t.add_(1)` too, which
     leaves the new values under both names; but if the write was `refused`, the program never had these values.
     """
-    write = write_of(site)
-    if write is None or not out_of_place(write):
+    if not out_of_place(write):
         return False
     if isinstance(write.target, ast.Name) and write.target.id in bound_by_loop(write.file, write.node):
         return refused and not isinstance(write.statement, ast.Expr | ast.AugAssign)
@@ -86,48 +77,42 @@ def _binds_what_it_writes(write: WriteSyntax) -> bool:
     return isinstance(found, ast.AugAssign)
 
 
-def by_iteration(site: Site | None) -> bool:
+def by_iteration(write: WriteSyntax) -> bool:
     """Return True if the target is the variable of a `for` loop around it, or a part of that variable."""
-    place, target = place_of(site), target_of(site)
+    target = write.target
     while isinstance(target, (ast.Subscript, ast.Attribute)):
         target = target.value
-    return place is not None and isinstance(target, ast.Name) and target.id in bound_by_loop(place.file, place.node)
+    return isinstance(target, ast.Name) and target.id in bound_by_loop(write.file, write.node)
 
 
-def fills_by_loop(site: Site | None) -> bool:
+def fills_by_loop(write: WriteSyntax) -> bool:
     """Return True for `h[t] = e` where a loop around it sets `t`: the loop fills one part after another."""
-    place, target = place_of(site), target_of(site)
-    if place is None or target is None:
-        return False
-    set_by = bound_by_loop(place.file, place.node)
-    for loop in place.file.around(place.node):
+    set_by = bound_by_loop(write.file, write.node)
+    for loop in write.file.around(write.node):
         if isinstance(loop, ast.While):
             set_by |= {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store)}
-    return any(names_bound(one.slice) & set_by for one in walk(target, ast.Subscript))
+    indexed = walk(write.target, ast.Subscript) if write.target is not None else ()
+    return any(names_bound(one.slice) & set_by for one in indexed)
 
 
-def computes(site: Site | None) -> bool:
+def computes(write: WriteSyntax) -> bool:
     """Return True if the statement makes a call that may give a tracked value."""
-    write = write_of(site)
-    calls = [one for one in ast.walk(write.statement) if isinstance(one, ast.Call)] if write is not None else []
+    calls = walk(write.statement, ast.Call)
     return any(not called(one).endswith("_") and not is_untracked(one) for one in calls)
 
 
-def writes_part_of_result(site: Site | None) -> bool:
+def writes_part_of_result(write: WriteSyntax) -> bool:
     """`h[i] = e` or `h[i] += e`, where `h` is read later on: a clone of `h` could take the write."""
-    write = write_of(site)
-    if write is None or not isinstance(write.statement, (ast.Assign, ast.AugAssign)):
+    file, found, target = write.file, write.statement, write.target
+    if not isinstance(found, (ast.Assign, ast.AugAssign)) or file.own_lines(found) is None:
         return False
-    file, found = write.file, write.statement
-    target = found.target if isinstance(found, ast.AugAssign) else found.targets[0]
-    if not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)) or file.own_lines(found) is None:
+    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
         return False
-    return is_read_after(file, target.value.id, file.scope(found), found.end_lineno or found.lineno)
+    return is_read_after(file, target.value.id, file.scope(found), last_line(found))
 
 
 def is_applied(site: Site | None) -> bool:
     """`Function.apply(x)`: a custom Function, whose first argument could be a clone."""
-    place = place_of(site)
-    call = place.node if place is not None else None
+    call = write_of(site).node
     first = call.args[0] if isinstance(call, ast.Call) and call.args else None
     return called(call) == "apply" and isinstance(first, (ast.Name, ast.Attribute, ast.Subscript))

@@ -59,7 +59,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
 from noclobber.model.finding import Cause, Cure, Finding, Suggestion, label_at
 from noclobber.model.silent import Drift, Event, Moved
 from noclobber.model.source import Site
@@ -67,7 +66,7 @@ from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.shared.labels import known, read_label, same_line, spelled, subject, writer_in_words
-from noclobber.rules.shared.refusing import of_refusal, recognised, says
+from noclobber.rules.shared.refusing import Text, refused
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
@@ -75,16 +74,37 @@ from noclobber.rules.shared.writetext import words_at
 from noclobber.syntax.names import calls, is_given
 from noclobber.syntax.tree import place_of, starts
 
-MESSAGES = (
-    r"torch\.utils\.checkpoint: (?:Recomputed values|A different number of tensors|trying to save more tensors)",
-    "Tensor cached during selective activation checkpoint has been mutated",
-)
-
 _DETACHES = "aten::detach_"
-_MUTATED = "cached during selective activation checkpoint"
 _TAKEN = (
     "the second run of the region takes the kept tensor as it is now, and does not compute it again; a write that is "
     "part of the region is then made a second time"
+)
+TEXTS = (
+    Text(
+        ["Tensor cached during selective activation checkpoint has been mutated"],
+        "a tensor that a selective checkpoint keeps for backward was written in place",
+        [
+            Suggestion(
+                "write out of place in the checkpointed function, and in what gets its tensors", cure=Cure.OUT_OF_PLACE
+            )
+        ],
+        _TAKEN,
+        told="the operator that made the tensor runs here, and takes it as it was kept",
+    ),
+    Text(
+        [
+            "torch.utils.checkpoint: Recomputed values",
+            "torch.utils.checkpoint: A different number of tensors",
+            "torch.utils.checkpoint: trying to save more tensors",
+        ],
+        "a checkpointed region saves other tensors when backward runs it again",
+        [
+            "let the region depend only on its arguments, not on a counter, flag or buffer that changes meanwhile; "
+            "above all not on one that the region changes"
+        ],
+        "something that the region reads has changed since forward, so the second run takes another path",
+        told="backward runs the region again here",
+    ),
 )
 _AGAIN = (
     "checkpoint runs the region again in backward, with the current parameters, buffers and closed-over tensors; it "
@@ -94,13 +114,10 @@ _AGAIN = (
 
 def find(event: Event) -> Finding | None:
     """A checkpointed region whose second run gave other bytes than its first."""
-    refusal = recognised(event, MESSAGES)
-    if refusal is not None:
-        return _kept_unseen(refusal) if says(refusal, _MUTATED) else _other_tensors(refusal)
     if isinstance(event, Clobber):
         return _kept(event) if cause(event) == "policy" else None
     if not isinstance(event, Drift):
-        return None
+        return refused(TEXTS, event)
     if event.unfilled:
         return _stopped(event)
     moved = [one for one in event.moved if is_read(one, event.sources)]
@@ -202,35 +219,6 @@ def _kept(clobber: Clobber) -> Finding:
         writes,
         notes=[_TAKEN, *[f"PyTorch raises nothing: {silent}"] * (not clobber.raised)],
         saved=known("save", save.site, f"the policy of the checkpoint keeps {name} here"),
-    )
-
-
-def _kept_unseen(refusal: Refusal) -> Finding:
-    """The finding for the same where noclobber saw no save: checkpoint itself noticed the write."""
-    return of_refusal(
-        refusal,
-        "a tensor that a selective checkpoint keeps for backward was written in place",
-        told="the operator that made the tensor runs here, and takes it as it was kept",
-        notes=[_TAKEN],
-        helps=[
-            Suggestion(
-                "write out of place in the checkpointed function, and in what gets its tensors", cure=Cure.OUT_OF_PLACE
-            )
-        ],
-    )
-
-
-def _other_tensors(refusal: Refusal) -> Finding:
-    """The finding for a second run that saved other tensors, in number or kind; checkpoint itself notices this."""
-    return of_refusal(
-        refusal,
-        "a checkpointed region saves other tensors when backward runs it again",
-        told="backward runs the region again here",
-        notes=["something that the region reads has changed since forward, so the second run takes another path"],
-        helps=[
-            "let the region depend only on its arguments, not on a counter, flag or buffer that changes meanwhile; "
-            "above all not on one that the region changes"
-        ],
     )
 
 

@@ -43,7 +43,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Cure, Finding, Suggestion
 from noclobber.model.silent import Event, StaleCast
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.labels import known, same_line, spelled, where, write_and_read
@@ -70,6 +70,7 @@ def find(event: Event) -> Finding | None:
         notes=[f"autocast keeps its cast of a weight until the outermost region ends{again}"],
         helps=[
             "enter `torch.autocast` again in each iteration, around the forward and the loss only",
-            "or call `torch.clear_autocast_cache()` after the write, or pass `cache_enabled=False`",
+            "or call `torch.clear_autocast_cache()` after the write",
+            Suggestion("or let autocast keep no casts: `cache_enabled=False`", cure=Cure.FLAG),
         ],
     )
