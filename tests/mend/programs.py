@@ -125,6 +125,47 @@ def _waves(w):
 
 
 SOUND = {
+    "a pack hook that fills its slots in turn": """
+slots = [torch.empty(12, dtype=torch.float64) for _ in range(2)]
+turns = []
+def pack(saved):
+    turns.append(saved)
+    slot = slots[len(turns) % 2]
+    slot.copy_(saved.detach().reshape(-1)[:12])
+    return slot, saved.shape
+def unpack(kept):
+    slot, shape = kept
+    return slot.view(shape)
+def run():
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        h = x * 2
+        y = h.exp().sin().cos()
+    (y.sum() + (x @ w).sum()).backward()
+""",
+    "a Function whose backward gives what it writes another name": """
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        s = torch.sigmoid(h)
+        ctx.save_for_backward(s)
+        return 2 * s
+    @staticmethod
+    def backward(ctx, g):
+        (s,) = ctx.saved_tensors
+        slope = s.mul_(1 - s)
+        return 2 * g * slope
+def run():
+    y = Gate.apply(x @ w)
+    y.sum().backward(retain_graph=True)
+    y.square().sum().backward()
+""",
+    "one of two tensors that a statement binds": """
+def run():
+    h, k = (x @ w).exp(), (x @ w).tanh()
+    y = h + k
+    h *= 2
+    (y + h * k).sum().backward()
+""",
     "a scan that gives back what it fills": """
 def scan(drive):
     span = 1
@@ -1252,7 +1293,44 @@ def run():
 }
 """PyTorch raises about these, or is silent: backward gets what was saved once a clone of it is kept."""
 
+
+def _adapted(x, w):
+    for _ in range(2):
+        (grad,) = torch.autograd.grad((x @ w).square().mean(), w, create_graph=True)
+        w = w - 0.1 * grad
+    return w
+
+
 REFUSED = {
+    "the whole of parts that one call made, written under a condition": (
+        """
+def heads(h, mask):
+    packed = h * 1
+    a, b = packed.split(2, dim=-1)
+    if mask is not None:
+        packed.masked_fill_(mask, 0.0)
+    return a, b
+def run():
+    a, b = heads(x @ w, torch.tensor([[True], [False], [False]]))
+    (a * b).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(((x @ w)[1:, :2] * (x @ w)[1:, 2:]).sum(), [x, w]),
+    ),
+    "weights of an inner loop in a dict": (
+        """
+def adapt():
+    fast = dict(w=w)
+    for _ in range(2):
+        loss = (x @ fast["w"]).square().mean()
+        grads = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+        for name, grad in zip(fast, grads):
+            fast[name] -= 0.1 * grad
+    return fast
+def run():
+    (x @ adapt()["w"]).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ _adapted(x, w)).sum(), [x, w]),
+    ),
     "a sum under vmap, begun with what is not mapped": (
         """
 def features(parts, row):
@@ -1713,6 +1791,73 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a pack hook that keeps its slot too": """
+slots = [torch.empty(12, dtype=torch.float64) for _ in range(2)]
+turns = []
+def pack(saved):
+    turns.append(saved)
+    slot = slots[len(turns) % 2]
+    torch.Tensor.copy_(slot, saved.detach().reshape(-1)[:12])
+    return len(turns) % 2, saved.shape, slots
+def unpack(kept):
+    number, shape, held = kept
+    return held[number].view(shape)
+def run():
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        y = (x * 2).exp().sin().cos()
+    (y.sum() + (x @ w).sum()).backward()
+""",
+    "the whole of parts that are read before it is written": """
+def run():
+    packed = x @ w
+    a, b = packed.split(2, dim=-1)
+    c = a * 1
+    packed.mul_(2)
+    (a * b * c).sum().backward()
+""",
+    "the whole of parts, bound anew before it is written": """
+def run():
+    packed = x @ w
+    a, b = packed.split(2, dim=-1)
+    packed, other = packed.view(-1), packed * 1
+    packed.mul_(2)
+    (a * b).sum().backward()
+""",
+    "a Function that saves what it has computed, written by others": """
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        s = torch.sigmoid(h)
+        ctx.save_for_backward(s)
+        Gate.last = s
+        return 2 * s
+    @staticmethod
+    def backward(ctx, g):
+        (s,) = ctx.saved_tensors
+        return 2 * g * s * (1 - s)
+def run():
+    h = x @ w
+    y = Gate.apply(h)
+    Gate.last.mul_(0.5)
+    y.sum().backward()
+""",
+    "a save that a backward reads again under its own name": """
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        s = torch.sigmoid(h)
+        ctx.save_for_backward(s)
+        return 2 * s
+    @staticmethod
+    def backward(ctx, g):
+        (s,) = ctx.saved_tensors
+        slope = s.mul_(1 - s)
+        return 2 * g * s * slope.sign()
+def run():
+    y = Gate.apply(x @ w)
+    y.sum().backward(retain_graph=True)
+    y.square().sum().backward()
+""",
     "fast weights in a list beside fewer slopes": """
 def run():
     fast = [w.clone(), w * 2, w * 3]

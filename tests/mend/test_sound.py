@@ -122,10 +122,12 @@ def test_cures_go_by_no_words_and_give_what_is_sound_first(tmp_path, body):
 
 
 def _seen_by_hooks(text):
-    """What a hook on a gradient writes is no save, nor is an attribute of a `ctx`: there the program is written as it
-    should have been."""
+    """What a hook on a gradient writes is no save, nor is an attribute of a `ctx`, what a pack hook returns, or what a
+    backward writes into a save for the next one: there the program is written as it should have been."""
     text = text.replace("gradient.mul_(3)", "gradient * 3").replace("gradient.mul_(2)", "gradient = gradient * 2")
     text = text.replace("gradient = handed", "gradient = handed.clone()").replace("ctx.a = a", "ctx.a = a.clone()")
+    text = text.replace("return slot, saved.shape", "return saved.detach().clone(), saved.shape")
+    text = text.replace("slope = s.mul_(1 - s)", "slope = s * (1 - s)")
     return text.replace("        handed[:, 0] *", "        handed = handed.clone()\n        handed[:, 0] *")
 
 

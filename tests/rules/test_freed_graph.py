@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.model.events import Refusal
+from noclobber.model.events import Carried, Refusal
 from noclobber.model.finding import Finding
+from noclobber.model.source import Site
 from noclobber.rules import explain
 
 from .places import Program, clobber, helped, save, told
@@ -42,6 +43,36 @@ def test_a_repeated_backward_is_summed() -> None:
     assert told(finding, "save").text == "part of the freed graph was built here: exp kept a tensor for its backward"
     assert told(finding, "read").primary
     assert told(finding, "read").span.line == 3
+
+
+def test_a_graph_is_not_retained_over_a_step() -> None:
+    program = Program("def update(loss, opt):\n    loss.backward()\n    opt.step()\n")
+    finding = explain(
+        Refusal(MESSAGE, program.at("loss.backward()"), call="backward", repeated_root=False, shared=True)
+    )
+    assert finding is not None
+    assert [one.message for one in finding.suggestions] == [
+        "sum the losses and call `backward` once, before the steps",
+        "or run the forward again for each backward",
+    ]
+    assert "`retain_graph=True` does not help here" in finding.notes[0]
+
+
+def test_a_state_is_carried_by_the_line_that_stores_it_and_not_by_one_that_detaches_it() -> None:
+    program = Program("""
+        class Bank:
+            def __setitem__(self, key, value):
+                self.traces[key] = value
+            def detach(self):
+                self.traces = {key: value.detach() for key, value in self.traces.items()}
+        bank["h"].sum().backward()
+    """)
+    scopes = tuple(Site(program.at(one).code, 0) for one in ("self.traces[key]", "self.traces.items()"))
+    state = Carried("bank.traces['h']", "item", scopes)
+    site = program.at('bank["h"].sum().backward()')
+    finding = explain(Refusal(MESSAGE, site, call="backward", repeated_root=False, carried=(state,)))
+    assert finding is not None
+    assert told(finding, "create").text == "`self.traces[key]` carries the old graph over from here"
 
 
 def test_a_carried_state_is_detached_and_retain_graph_is_no_cure() -> None:

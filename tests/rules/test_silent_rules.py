@@ -166,6 +166,22 @@ def test_a_region_reads_a_tensor_that_was_written() -> None:
     assert "give it a clone as an argument of `checkpoint`" in helped(finding)
 
 
+def test_each_run_of_a_region_takes_the_next_value() -> None:
+    program = Program("""
+        def block(x):
+            scale = next(rates)
+            return (x * scale).relu()
+        y = checkpoint(block, x, use_reentrant=False)
+        y.backward()
+    """)
+    kept = save("ReluBackward0", "result", program.at("(x * scale).relu()"), name=None)
+    region, read = program.at("checkpoint(block, x, use_reentrant=False)"), Read("", program.at("y.backward()"))
+    finding = the(Drift(region, kept, (), read))
+    assert finding.message == "a checkpointed region takes another value from `rates` when backward runs it again"
+    assert told(finding, "write").span.line == 2
+    assert "call `next(rates)` before the region" in helped(finding)
+
+
 DRAWING = Program("""
     def block(x):
         return rrelu(x, training=True)

@@ -67,9 +67,9 @@ from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, known, same_line, write_label, writer_in_words
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words
-from noclobber.rules.shared.writetext import write_of
 from noclobber.syntax.names import names_bound
-from noclobber.syntax.tree import walk
+from noclobber.syntax.tree import place_of, walk
+from noclobber.syntax.writes import write_at
 
 
 def find(event: Event) -> Finding | None:
@@ -117,13 +117,12 @@ def _function(event: Undeclared) -> Finding:
 
 
 def _meanings(event: Undeclared, name: str) -> list[Help]:
-    """The help for a write to an input: declared only where the Function also returns what it writes."""
+    """The help for a write to an input: declared first, but where the Function returns something else."""
     dirty = "call `ctx.mark_dirty` on the input, and return it"
     leave = f"leave the input as it is, and let {name} write a new tensor"
-    write = write_of(event.write.site)
-    scope = write.file.scope(write.statement) if write is not None else None
-    returned = [one.value for one in walk(scope, ast.Return) if one.value is not None] if scope is not None else []
-    if write is not None and returned and not any(write.name in names_bound(one) for one in returned):
+    place = place_of(event.write.site)
+    returned = list(walk(place.file.scope(place.node), ast.Return)) if place is not None else []
+    if place is not None and returned and not any(write_at(place).name in names_bound(one) for one in returned):
         return [Suggestion(leave, cure=Cure.OUT_OF_PLACE), f"or, if the caller is to have what it writes: {dirty}"]
     return [dirty, Suggestion(f"or {leave}", cure=Cure.OUT_OF_PLACE)]
 
