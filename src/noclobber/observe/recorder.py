@@ -200,7 +200,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     try:
         self_tests.of_saves()
         bridge.connect(context)
-        context.by_key = write_kernels.key_answers(context)
+        write_kernels.test(context)
         bridge.begin(context)
         write_kernels.connect(context, write_log.before(context))
         engine.arm(context, core)

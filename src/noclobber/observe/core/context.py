@@ -190,7 +190,6 @@ class Context:
         """The same of those to call before the writes to one storage, by its key or IN_GRAPH."""
         self.unseen: list[Look] = []
         """Those to call before every write that autograd does not see. It is always the same object."""
-        self.by_key = True
         self.python_in_backward = False
         """True where hooks may run in backward. Otherwise the engine's own writes, which reach only gradients, are not
         logged."""

@@ -249,7 +249,7 @@ def connect(context: Context) -> None:
 def begin(context: Context) -> None:
     """Let the native part take the usual saves and writes, where it is there and its self-test has passed."""
     global _bridge, _without
-    if _bridge is None or not context.by_key:
+    if _bridge is None:
         return
     if context.live.beside is None:
         try:

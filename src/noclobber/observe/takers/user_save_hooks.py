@@ -188,7 +188,7 @@ def _logged(context: Context) -> Callable[[], object] | None:
 
     Returns a function that undoes this; None if writes are logged already.
     """
-    if not context.by_key or not context.thread.watched or spare_key.key_works():
+    if not context.thread.watched or spare_key.key_works():
         return None
     stack = ExitStack()
     stack.enter_context(spare_key.logged())

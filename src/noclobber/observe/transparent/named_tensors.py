@@ -61,7 +61,7 @@ def arm(context: Context, way: Way) -> None:
         names.__set__(tensor, value)
 
     way.patches.put(torch.Tensor, "names", property(names.__get__, set_names, doc=names.__doc__))
-    if _may_be_there and spare_key.has_key():
+    if _may_be_there:
         _may_be_there = _are_there()
         if _may_be_there:
             pass_by()

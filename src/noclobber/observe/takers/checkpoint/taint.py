@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.reads import Reads
-from noclobber.observe.core.seen.written import Written, tensors, written_by
-from noclobber.observe.core.writes.write_mode import move_versions, versions_of_lists
+from noclobber.observe.core.seen.written import Written, tensors, what_is_written
+from noclobber.observe.core.writes.operator_mode import OperatorMode
 from noclobber.observe.describe import clobbers
 from noclobber.observe.takers.user_save_hooks import UserSave
 from noclobber.observe.torch_api.autograd import engine_state, graph
@@ -129,7 +128,7 @@ class Now:
         return digest is not None and handle.digest is not None and not same(digest, handle.digest)
 
 
-class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Derived(OperatorMode):  # type: ignore[no-untyped-call]
     """Follows, operator by operator, which storages hold values computed from changed memory; or, if `moved`, values
     computed from tensors whose place in the graph changed.
 
@@ -138,8 +137,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now, self._way = now, way
+        super().__init__(way, self._begins)
+        self.now = now
         self.lost = False
         self._wiped_out = set[int | None]()
         """Storages of changed values that were multiplied by zeros which require a gradient. Many shortcuts begin with
@@ -150,32 +149,21 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._written: set[int | None] = set()
         self._first = engine_state.next_node()
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        written = self._way.guarded(written_by, func._schema)
-        versions = self._way.guarded(versions_of_lists, written, args, kwargs) if written is not None else None
-        result = func(*args, **kwargs)
-        if versions:
-            self._way.guarded(move_versions, versions)
-        with modes.plain():
-            self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
-        return result
+    def _begins(
+        self, func: OpOverload[..., object], args: tuple[object, ...], kwargs: dict[str, object], _: object
+    ) -> Callable[[object], None]:
+        def ran(result: object) -> None:
+            with modes.plain():
+                self._follow(func, (args, kwargs), result)
+
+        return ran
 
     def _follow(
-        self,
-        func: OpOverload[..., object],
-        written: Written | None,
-        given: tuple[tuple[object, ...], dict[str, object]],
-        result: object,
+        self, func: OpOverload[..., object], given: tuple[tuple[object, ...], dict[str, object]], result: object
     ) -> None:
         """Record what an operator that has run computed, and from what. `given` are its arguments."""
-        read = _tensors(given)
+        read, written = _tensors(given), what_is_written(func)
+        written = written if isinstance(written, Written) else None
         if written is not None and written.is_statistics:
             statistics = {id(tensor) for tensor in tensors(written, *given)}
             read = [tensor for tensor in read if id(tensor) not in statistics]
