@@ -12,7 +12,7 @@ from noclobber.observe import policy
 from noclobber.observe.core import blamed_lines, boundary, engine, save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import custom_backwards, custom_forwards
-from noclobber.observe.core.calls.backward_calls import ALWAYS
+from noclobber.observe.core.calls.watchers import ALWAYS
 from noclobber.observe.core.context import Context, Parts, Subscriber
 from noclobber.observe.core.writes import kernel_functions, optimizer_steps, write_kernels, write_log
 from noclobber.observe.describe import holders, refusals

@@ -15,9 +15,10 @@ import torch
 from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
-from noclobber.observe.core.calls.backward_calls import ALWAYS, BackwardCalls
+from noclobber.observe.core.calls.backward_calls import BackwardCalls
 from noclobber.observe.core.calls.custom_backwards import CustomBackwards
 from noclobber.observe.core.calls.custom_forwards import CustomForwards
+from noclobber.observe.core.calls.watchers import ALWAYS
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.hot_path import HotPath
@@ -199,7 +200,7 @@ class Context:
         self.live = self.memory.live
         self.thread = self.memory.thread
         self.calls = BackwardCalls()
-        self.customs = CustomBackwards()
+        self.customs: CustomBackwards = CustomBackwards(None)
         self.forwards = CustomForwards()
         self.core = Way("", self.bus.fail, lasting=True)
         """The way that everything else needs. A failure in it loses only the save, write or call that failed."""

@@ -115,13 +115,20 @@ def arm(context: Context, way: Way) -> None:
     writers = context.state(Writers)
     writers.arm(way)
 
-    def end(call: ForwardCall, forward: Forward, returned: bool) -> None:
-        writers.left(forward)
-        if returned:
-            writers.ended(forward.inputs, call.dirty, call.function.__name__, forward.since)
-            writers.returned(call.result, call.args)
+    def begin(call: ForwardCall) -> Callable[[bool], None] | None:
+        forward = writers.began(call.args)
 
-    context.forwards.watch(way, writers.began, end)
+        def end(returned: bool) -> None:
+            if forward is None:
+                return
+            writers.left(forward)
+            if returned:
+                writers.ended(forward.inputs, call.dirty, call.function.__name__, forward.since)
+                writers.returned(call.result, call.args)
+
+        return end
+
+    context.forwards.watch(way, begin)
     context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
 
 

@@ -48,7 +48,7 @@ def arm(context: Context, way: Way) -> None:
     # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
     both: tuple[Hook, Hook] = _before(context), _after(context)
     if context.native is not None:
-        both = context.native.around_steps(*both, _is_ours, _about)
+        both = context.native.around_steps(*both, context.core.entry(_is_ours), context.core.entry(_about))
     before, after = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
