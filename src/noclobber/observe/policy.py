@@ -17,7 +17,7 @@ from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.seen import handles as saves
-from noclobber.observe.core.seen.handles import Argument, Detached, Handle, OfView, Suspect, is_result
+from noclobber.observe.core.seen.handles import Argument, Handle, OfView, Suspect, is_result
 from noclobber.observe.core.seen.records import Backward, Record, here, reading
 from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.describe import clobbers, holders, refusals, torch_messages
@@ -26,7 +26,7 @@ from noclobber.observe.torch_api import before_2_12
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import tensor_state
-from noclobber.observe.witness.digests import Digest, all_known, fingerprint, same
+from noclobber.observe.witness.digests import Digest, fingerprint, fingerprint_aside, same
 from noclobber.observe.witness.layout import geometry, may_touch, touch
 from noclobber.observe.witness.witness import Change, change
 
@@ -61,8 +61,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         marked = handle.suspected()
         marked.of_function |= of_function and isinstance(handle, OfView)
         if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
-            with modes.no_modes():
-                handle.digest = fingerprint(handle.alias)
+            handle.digest = fingerprint_aside(handle.alias)
             counts = handle.digest is None and not (preserving or written.is_collective or written.only_moves)
             marked.blind |= counts and touch(geometry(handle.alias), noted.geometry)
         writes = marked.writes
@@ -127,10 +126,11 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
     producer = None if tensor._is_view() else tensor.grad_fn
     if producer is not None:
         context.live.all()  # every save has a handle then, also one that the native part has taken
-    where = Detached(caller(1))
+    where = caller(1)
     for handle in weakref.getweakrefs(tensor) if producer is not None else ():
         if isinstance(handle, Handle) and not context.core.guarded(is_result, handle, producer):
-            handle.suspected().detached = where
+            suspect = handle.suspected()
+            suspect.detached, suspect.detached_at = True, where
     return True
 
 
@@ -146,7 +146,7 @@ def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
     for handle in weakref.getweakrefs(tensor) if number is not None else ():
         if isinstance(handle, Handle) and handle.node != number:
             handle.suspect = Suspect()
-            handle.suspect.detached = Detached(None)
+            handle.suspect.detached = True
 
 
 def spare(context: Context, tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle | None:
@@ -225,7 +225,7 @@ def _is_refused(handle: Handle, node: Node | None) -> bool:
     There are three exceptions: in a custom Function; outside of a backward, where a stand-in replaces the lost node;
     and if the tensor has got a new node since (saved_variable.cpp of torch 2.13).
     """
-    if handle.suspect is None or handle.suspect.detached is None or node is None:
+    if handle.suspect is None or not handle.suspect.detached or node is None:
         return False
     if isinstance(node, BackwardCFunction) or (before_2_12.is_used() and isinstance(handle, Argument)):
         return False
@@ -267,8 +267,7 @@ def settle(context: Context, call: Backward) -> ClobberError | None:
     Reports the saves that differ. Returns the error to raise; None if there is none.
     """
     waiting, call.later = sorted(call.later, key=lambda later: later.order), []
-    changed = all_known([later.differs for later in waiting])
-    found = [later.tell() for later, differs in zip(waiting, changed, strict=True) if differs]
+    found = clobbers.settled(waiting)
     stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
     context.bus.tell([clobber for clobber in found if clobber is not None], stopped, call)
     return stopped

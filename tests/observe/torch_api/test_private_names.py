@@ -44,8 +44,8 @@ def names_used():
                 found.setdefault(".".join(chain(node)[1:]), path.name)
             elif isinstance(node, ast.Call) and called(node.func) == "lookup":
                 found |= {one.value: path.name for one in node.args if isinstance(one, ast.Constant)}
-    for module in required.MODULES:
-        for name in module.NAMES.values():
+    for module, names in required.NAMES.items():
+        for name in names.values():
             found.setdefault(name, Path(module.__file__).name)
     return {name: where for name, where in found.items() if any(map(is_private, name.split(".")))}
 

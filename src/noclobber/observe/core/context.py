@@ -93,21 +93,14 @@ class Operators(Protocol):
 class Subscriber(Listener, Protocol):
     """A listener that says what it needs."""
 
-    @property
-    def watching(self) -> bool:
-        """Whether saves are watched too, and not only writes."""
-
-    @property
-    def contents(self) -> bool:
-        """Whether the bytes of saves are compared too, and not only their versions."""
-
-    @property
-    def keeping(self) -> bool:
-        """Whether the bytes that backward needs are preserved before a write changes them."""
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether threads that ran before are watched too, from their first backward call on."""
+    watching: bool
+    """Whether saves are watched too, and not only writes."""
+    contents: bool
+    """Whether the bytes of saves are compared too, and not only their versions."""
+    keeping: bool
+    """Whether the bytes that backward needs are preserved before a write changes them."""
+    everywhere: bool
+    """Whether threads that ran before are watched too, from their first backward call on."""
 
     @property
     def account(self) -> Account | None:
@@ -122,11 +115,12 @@ class Subscriber(Listener, Protocol):
         """ "raise" stops writes to live saves."""
 
 
-def _count_less(looks: dict[Look, int], look: Look) -> dict[Look, int]:
-    """Count one reason less to call `look`, and return those that are left."""
-    if (count := looks.pop(look, 0)) > 1:
-        looks[look] = count - 1
-    return looks
+def _count_less(looks: dict[Look, int], look: Look) -> None:
+    """Count one reason less to call `look`, if there is any left."""
+    if (left := looks.get(look, 0) - 1) > 0:
+        looks[look] = left
+    else:
+        looks.pop(look, None)
 
 
 class Parts(NamedTuple):
@@ -273,8 +267,9 @@ class Context:
             if keys is None:
                 _count_less(self.attentive, look)
             for key in keys or ():
-                if (looks := self.attended.get(key)) is not None and not _count_less(looks, look):
-                    del self.attended[key]
+                _count_less(looks := self.attended.get(key, {}), look)
+                if not looks:
+                    self.attended.pop(key, None)
 
     def ignore_all(self) -> None:
         """Undo every `attend`."""

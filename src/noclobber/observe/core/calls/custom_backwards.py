@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.watchers import Watchers, finish
-from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.frames import passed_over
 
 CustomBackwards = Watchers[Callable[[object], object], torch.autograd.graph.Node, tuple[object, ...]]
@@ -19,15 +19,14 @@ backward returned, or None if it raised."""
 
 def natives() -> dict[str, Callable[..., object]]:
     """Return PyTorch's own methods that run a backward, by name."""
-    owner = private.lookup("autograd.function.BackwardCFunction")
-    return {name: getattr(owner, name) for name in ("apply", "apply_boxed") if hasattr(owner, name)}
+    names = ("apply", "apply_boxed")
+    return {name: getattr(BackwardCFunction, name) for name in names if hasattr(BackwardCFunction, name)}
 
 
 def arm(customs: CustomBackwards, way: Way) -> None:
     """Call the watchers whenever the backward of a custom Function runs."""
-    owner = private.lookup("autograd.function.BackwardCFunction")
     for name, native in natives().items():
-        way.patches.put(owner, name, _around(way, native, customs))
+        way.patches.put(BackwardCFunction, name, _around(way, native, customs))
 
 
 def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwards) -> Callable[..., object]:
@@ -36,10 +35,9 @@ def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwar
 
     `node` returns the node. The function also works after everything else is disarmed.
     """
-    owner = private.lookup("autograd.function.BackwardCFunction")
 
     def native(itself: torch.autograd.graph.Node, *args: object) -> object:
-        return getattr(owner, name)(itself, *args)
+        return getattr(BackwardCFunction, name)(itself, *args)
 
     run = _around(way, passed_over(native), customs)
     return passed_over(lambda *args: run(node(), *args))

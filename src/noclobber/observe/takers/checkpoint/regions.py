@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import ref
 
 import torch
 
 from noclobber.model.clobber import Clobber
+from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Tensor, Write
 from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, owner_of
@@ -36,6 +37,9 @@ from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
+
+
+T = TypeVar("T")
 
 
 class Holder(Protocol):
@@ -63,7 +67,7 @@ class RegionSave:
         self.rough: torch.Tensor | None = None
         """A summary of the numbers, where the second run may round differently."""
         self.filled_last = False
-        """True if the operator computes this save only after all is saved (late_fills.py)."""
+        """True if the operator computes this save only after all is saved (kernel_functions.py)."""
 
 
 def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
@@ -87,7 +91,7 @@ class CheckpointRegion:
         self.context, self.way = context, way
         self.memory = context.memory
         self.place = place
-        self.begin = self.end = self.again = moment()
+        self.begin = self.end = self.begun_again = moment()
         """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
         self.outside: dict[int, Witness] = {}
         native = context.native
@@ -165,16 +169,33 @@ class CheckpointRegion:
 
     def begins_again(self, run: ExitStack, read: reads.Reads) -> None:
         """Note that a second run begins, and what it can read. It ends with `run`."""
-        self.again, self.values_again = moment(), read.values
+        self.begun_again, self.values_again = moment(), read.values
         self.changed.clear()
         regions = self.context.thread.again
         regions.append(self)
 
         def ended() -> None:
             regions.remove(self)
-            second_runs.append((self.again, moment()))
+            second_runs.append((self.begun_again, moment()))
 
         run.callback(ended)
+
+    @contextmanager
+    def again(self, begins: Callable[[ExitStack], T]) -> Iterator[T | None]:
+        """Run the region again in a block. `begins` enters on a stack what must be in force; what it returns is given.
+
+        None is given where it fails. Raises ClobberError where bytes that had to be put back are lost then.
+        """
+        stack = ExitStack()
+        leave = self.way.entry(stack.close, also_off=True)
+        try:
+            if (begun := self.way.guarded(begins, stack)) is None:
+                leave()
+                if self.past is not None and any(needed.suspect is not None for needed in list(self.past.reached)):
+                    raise ClobberError(forward_bytes.LOST)
+            yield begun
+        finally:
+            leave()
 
     def unfilled(self) -> list[RegionSave]:
         """Return the saves without a value if the second run stops as soon as everything is saved: their operator
@@ -214,7 +235,7 @@ class CheckpointRegion:
 
     def _writes_to(self, reread: Witness, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
         known = clobbers.unnamed(tensor)
-        begin = self.again if reread.key not in self.outside else self.begin
+        begin = self.begun_again if reread.key not in self.outside else self.begin
         reread.version = version
         return write_history.writes_to(
             reread, write_history.since(self.memory, begin), known, tensor_state.version_of(tensor) or 0
@@ -224,14 +245,16 @@ class CheckpointRegion:
         """Yield what the second run of a reentrant region saved of outside memory: the memory and the save's alias."""
         for key, reread in self.outside.items():
             for handle in self.context.live.at(key):
-                if handle.moment >= self.again:
+                if handle.moment >= self.begun_again:
                     yield reread, handle.alias
 
     def _was_written(self) -> bool:
         """Return True if the second run of a reentrant region saved memory that was overwritten since forward. This
         needs no fingerprints."""
         records = [
-            noted for noted in write_history.since(self.memory, self.end, self.again) if not noted.written.is_statistics
+            noted
+            for noted in write_history.since(self.memory, self.end, self.begun_again)
+            if not noted.written.is_statistics
         ]
         return any(
             write.overlaps and write.version_before != write.version_after
@@ -241,7 +264,7 @@ class CheckpointRegion:
 
     def statistics(self) -> set[int]:
         """Return the storages of `outside` that only batch norm has written to since forward began."""
-        records = write_history.since(self.memory, self.begin, self.again)
+        records = write_history.since(self.memory, self.begin, self.begun_again)
         written = {noted.key: True for noted in records if noted.key in self.outside}
         for noted in records:
             if noted.key in written and not noted.written.is_statistics:
@@ -250,7 +273,7 @@ class CheckpointRegion:
 
     def was_written(self, keys: set[int]) -> bool:
         """Return True if a write to one of these storages since forward began is known. `detach_` counts as a write."""
-        return any(noted.key in keys for noted in write_history.since(self.memory, self.begin, self.again))
+        return any(noted.key in keys for noted in write_history.since(self.memory, self.begin, self.begun_again))
 
     def returns_other(self, packed: RegionSave, tensor: torch.Tensor) -> bool:
         """Return True if a reentrant region returns something else in its second run.
@@ -275,7 +298,7 @@ class CheckpointRegion:
         used = self.used | {reread.key for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
         groups += [[self.outside[key] for key in used], list(self.outside.values())]
-        made, again = write_history.since(self.memory, self.begin, self.again), self._again()
+        made, again = write_history.since(self.memory, self.begin, self.begun_again), self._again()
         for records in ([noted for noted in made if noted.place not in again], made):
             weighty = [noted for noted in records if not noted.written.is_statistics]
             for group in groups:
@@ -286,7 +309,7 @@ class CheckpointRegion:
 
     def _again(self) -> set[Place | None]:
         """Return where the second run has written."""
-        return {noted.place for noted in write_history.since(self.memory, self.again)}
+        return {noted.place for noted in write_history.since(self.memory, self.begun_again)}
 
     def _drift(self, save: Save, writes: tuple[Write, ...], read: Read, *, reentrant: bool = False) -> Drift:
         """Return the drift of this region, with the plain values that differ."""
@@ -340,9 +363,7 @@ class CheckpointRegion:
 
     def _changed(self) -> Clobber | None:
         """Return the first clobber of what the policy keeps; None where there is none."""
-        differ = all_known([later.differs for later in self.changed])
-        found = (later.tell() for later, other in zip(self.changed, differ, strict=True) if other)
-        return next((clobber for clobber in found if clobber is not None), None)
+        return next(filter(None, clobbers.settled(self.changed)), None)
 
     def ask_later(
         self, call: Backward, node: Node | None, field: str, packed: RegionSave, tensor: torch.Tensor

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.handles import Handle
@@ -19,7 +18,16 @@ from noclobber.observe.takers.user_save_hooks import UserSave
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import Digest, all_known, differs, fingerprint, numbers, same, same_but_for_zeros
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
+from noclobber.observe.witness.digests import (
+    Digest,
+    all_known,
+    differs,
+    fingerprint_aside,
+    numbers,
+    same,
+    same_but_for_zeros,
+)
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 if TYPE_CHECKING:
@@ -37,9 +45,9 @@ class Before:
     """
 
     def __init__(self, read: Reads) -> None:
-        self._reached = [(tensor_state.Weak(tensor), _digest(tensor)) for tensor in read.tensors]
+        self._reached = [(tensor_state.Weak(tensor), fingerprint_aside(tensor)) for tensor in read.tensors]
         self._nodes = [node_of(tensor) for tensor in read.tensors]
-        self._given = [_digest(argument) for argument in read.given]
+        self._given = [fingerprint_aside(argument) for argument in read.given]
         # Only arguments with a node: a leaf that no longer requires a gradient gets none, with or without a region.
         self._leads_back = [argument.grad_fn is not None for argument in read.given]
 
@@ -88,11 +96,6 @@ _BASE_IS_LEAF = -1
 _LEAF = (True, None)
 
 
-def _digest(tensor: torch.Tensor) -> Digest:
-    with modes.no_modes():
-        return fingerprint(tensor)
-
-
 class Now:
     """What a region reads in its second run, by storage: `known` is all of it, `changed` holds other numbers than in
     forward."""
@@ -110,7 +113,7 @@ class Now:
         """The fingerprints in forward of whole tensors that changed, by address and number of elements."""
         self._counts: set[int] = set()
         """Storages of whole-number scalars, which count something, and of tensors without a fingerprint."""
-        others = all_known([differs(_digest(tensor), digest) for _, tensor, digest in keys])
+        others = all_known([differs(fingerprint_aside(tensor), digest) for _, tensor, digest in keys])
         for (key, tensor, digest), other in zip(keys, others, strict=True):
             if key is not None and (digest is None or (other and not same_but_for_zeros(tensor, digest))):
                 self.changed.setdefault(key, []).append(geometry(tensor))
@@ -162,7 +165,7 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload[..., object], given: tuple[tuple[object, ...], dict[str, object]], result: object
     ) -> None:
         """Record what an operator that has run computed, and from what. `given` are its arguments."""
-        read, written = _tensors(given), what_is_written(func)
+        read, written = list(tensors_in(given)), what_is_written(func)
         written = written if isinstance(written, Written) else None
         if written is not None and written.is_statistics:
             statistics = {id(tensor) for tensor in tensors(written, *given)}
@@ -171,7 +174,7 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
         is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
         before = {storages.storage_key(tensor) for tensor in read}
         changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self.explains, read))
-        made = [storages.storage_key(tensor) for tensor in _tensors(result)]
+        made = [storages.storage_key(tensor) for tensor in tensors_in(result)]
         if changed and not self._moved and _has_factor_of_zeros(func._schema.name, given[0]):
             self._wiped_out.update(storages.storage_key(tensor) for tensor in read if self.explains(tensor))
         self.lost |= changed and not made and written is None
@@ -269,7 +272,7 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             return False
         kept = list(object.__getattribute__(node, "__dict__").values())
-        return any(map(self.explains, _tensors(kept)))
+        return any(map(self.explains, tensors_in(kept)))
 
 
 _FACTORS = {
@@ -301,10 +304,6 @@ def _is_zero(tensor: torch.Tensor) -> bool:
     with modes.aside():
         held = numbers(tensor)
         return held is not None and held.numel() > 0 and not held.any()
-
-
-def _tensors(values: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _points_into_one(node: object, saved: torch.Tensor) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,21 +15,22 @@ from noclobber.observe.torch_api import private
 if TYPE_CHECKING:
     from torch._C import DispatchKey, DispatchKeySet
 
-C: ModuleType = torch._C
-
-
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests. It sits above functorch and autograd, and nothing else uses it."""
 LOWER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
 """The next key of that kind below it. Only the native part passes calls on to it."""
 KEY: DispatchKey | None = None
-"""The spare key; None until `look_up` has found it."""
-include = cast("Callable[[DispatchKey | None, bool], None]", None)
-exclude = cast("Callable[[DispatchKey | None, bool], None]", None)
+"""The spare key; None until `find` has found it."""
+include: Callable[[DispatchKey | None, bool], None] = private.name("_C._dispatch_tls_set_dispatch_key_included")
+exclude: Callable[[DispatchKey | None, bool], None] = private.name("_C._dispatch_tls_set_dispatch_key_excluded")
 """Skips a key in this thread, even if it is included."""
 KEYS_BELOW = cast("DispatchKeySet", None)
 """The keys below the spare key: a kernel on the spare key passes a call on to them."""
-below_versions: Callable[[], bool] = private.not_yet
+_is_included: Callable[[DispatchKey], bool] = private.name("_C._dispatch_tls_is_dispatch_key_included")
+_is_excluded: Callable[[DispatchKey | None], bool] = private.name("_C._dispatch_tls_is_dispatch_key_excluded")
+_key_of: Callable[[str], DispatchKey | None] = private.name("_C._parse_dispatch_key")
+_keys_below: Callable[[DispatchKey], DispatchKeySet] = private.name("_C._dispatch_keyset_full_after")
+below_versions: Callable[[], bool]
 """Returns True inside the kernel of an operator, below the key that counts versions: writes there move none."""
 
 
@@ -41,18 +41,18 @@ def set_key(on: bool) -> None:
 
 def key_is_set() -> bool:
     """Return True if this thread's operators go through the spare key."""
-    return bool(KEY is not None and C._dispatch_tls_is_dispatch_key_included(KEY))
+    return KEY is not None and _is_included(KEY)
 
 
 def key_works() -> bool:
     """Return True if kernels see this thread's operators: the key is included and not excluded."""
-    return key_is_set() and not C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    return key_is_set() and not _is_excluded(KEY)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
     """Let kernels see the operators of a block, even inside an operator that runs without kernels."""
-    was_set, was_excluded = key_is_set(), C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    was_set, was_excluded = key_is_set(), _is_excluded(KEY)
     include(KEY, True)
     exclude(KEY, False)
     try:
@@ -89,15 +89,10 @@ def let_through() -> None:
             op.fallthrough(KEY)
 
 
-def look_up() -> None:
-    """Look up the key and what includes it. Raises UnsupportedTorch without; `write_kernels.test` tries it."""
-    global KEY, include, exclude, KEYS_BELOW, below_versions
-    lookup = private.lookup
-    include = lookup("_C._dispatch_tls_set_dispatch_key_included")
-    exclude = lookup("_C._dispatch_tls_set_dispatch_key_excluded")
-    lookup("_C._dispatch_tls_is_dispatch_key_included")
-    KEY, counting = map(lookup("_C._parse_dispatch_key"), (KEY_NAME, "ADInplaceOrView"))
+def find() -> None:
+    """Find the key, once the names are looked up. Raises UnsupportedTorch without; `write_kernels.test` tries it."""
+    global KEY, KEYS_BELOW, below_versions
+    KEY = _key_of(KEY_NAME)
     if KEY is None:
         raise UnsupportedTorch(f"torch {torch.__version__} has no dispatch key {KEY_NAME}")
-    KEYS_BELOW = lookup("_C._dispatch_keyset_full_after")(KEY)
-    below_versions = partial(lookup("_C._dispatch_tls_is_dispatch_key_excluded"), counting)
+    KEYS_BELOW, below_versions = _keys_below(KEY), partial(_is_excluded, _key_of("ADInplaceOrView"))
