@@ -160,7 +160,7 @@ class Writers:
             return Forward(inputs, [], 0)
         for one in inputs:
             if one.memory is not None:
-                self._context.memory.expect(one.memory)
+                self._context.memory.rereads.add(one.memory)
         looked = [one.key for one in inputs if one.key is not None and one.digest is None]
         forward = Forward(inputs, looked, latest[0])
         self._context.thread.given.append(forward)

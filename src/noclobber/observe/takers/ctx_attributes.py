@@ -158,7 +158,7 @@ class CtxSaves:
 
         Returns what to call when the backward has ended; None where the ctx has no stashes.
         """
-        held = self.of(ctx)
+        held = self._held.get(ctx, [])
         if not held:
             return None
         changed = self.changed(ctx) if self._context.bus.listeners else []
@@ -179,10 +179,6 @@ class CtxSaves:
         if held:
             held[:] = [stash for stash in held if stash.name != name]
 
-    def of(self, ctx: Node) -> list[CtxSave]:
-        """Return the stashes of a ctx."""
-        return self._held.get(ctx, [])
-
     def changed(self, ctx: Node) -> list[tuple[CtxSave, Clobber | Later]]:
         """Return the stashes whose bytes have changed, each with the clobber to report if backward reads it.
 
@@ -190,7 +186,7 @@ class CtxSaves:
         """
         context, found = self._context, list[tuple[CtxSave, Clobber | Later]]()
         backward = reading()
-        for stash in self.of(ctx):
+        for stash in self._held.get(ctx, []):
             value = stash.tensor()
             elsewhere = value is not None and _is_elsewhere(stash, value)
             if value is None or (elsewhere and not _is_the_same(stash, value)):
@@ -217,7 +213,7 @@ class CtxSaves:
 
         What the backward wrote into its own stash is meant for the next backward. A stash that it dropped is forgotten.
         """
-        held = self.of(ctx)
+        held = self._held.get(ctx, [])
         if len(before) == len(held):
             for stash, was in zip(held, before, strict=True):
                 if was != _state(stash):

@@ -63,7 +63,8 @@ class Memory:
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
-        """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
+        """Memory that will be read again although no handle keeps it. Writes to it are remembered too, as long as the
+        witness lives."""
         self.followed: dict[int, storages.StorageRef] = {}
         """The storages of views that custom Functions returned of tensors outside of the graph: all writes to these are
         remembered, with gradients off too. It is always the same object, so callers may keep it."""
@@ -132,19 +133,12 @@ class Memory:
             logged, count = self.logged, len(self.logged)
             old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
             some = self.live.any() or self.rereads.any()
-            needed = {key: some and self._is_needed(key) for key in {record.key for record in old}}
+            keys = {record.key for record in old}  # a finding may need the writes there, however old they are
+            needed = {key: some and (bool(self.live.at(key)) or self.is_reread(key)) for key in keys}
             logged[:count] = [record for record in old if needed[record.key]] + new
             self.limit = max(RECENT, 2 * len(logged))
         finally:
             self._pruning.release()
-
-    def _is_needed(self, key: int) -> bool:
-        """Return True if a finding may need the writes to a storage, however old they are."""
-        return bool(self.live.at(key)) or self.is_reread(key)
-
-    def expect(self, reread: Witness) -> None:
-        """Remember the writes to this memory as long as `reread` lives."""
-        self.rereads.add(reread)
 
     def returned_by_function(self, tensor: torch.Tensor) -> None:
         """Remember the writes to the memory of what a custom Function returned, if it is a view, while it is there."""

@@ -100,7 +100,7 @@ class CheckpointRegion:
             key = storages.storage_key(tensor) if known is None else known[0]
             if key is not None and key not in self.outside:
                 self.outside[key] = reread = Witness(key, tensor, known)
-                self.memory.expect(reread)
+                self.memory.rereads.add(reread)
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""
         self.count = 0
