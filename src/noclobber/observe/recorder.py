@@ -22,7 +22,6 @@ from noclobber.observe.memory import saved_bytes
 from noclobber.observe.native import bridge
 from noclobber.observe.preserve import copy_before_write, own_saves
 from noclobber.observe.takers import (
-    changed_saves,
     ctx_attributes,
     gradient_writes,
     other_memory,
@@ -97,7 +96,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("torch.func transforms", threads.arm_transforms),
     Seen("bytes that saves keep", saved_bytes.arm),
     # Armed last, so it is called first at the end of a backward, while the notes of the others are still there.
-    Seen("errors that leave a backward", changed_saves.arm, lasting=True, of_saves=False),
+    Seen("errors that leave a backward", policy.arm, lasting=True, of_saves=False),
 )
 """The ways of seeing, in the order in which they are armed. To add one, add its file and a line here."""
 
