@@ -84,11 +84,7 @@ class Way:
 
     def after(self, owner: type | ModuleType, name: str, call: Callable[..., object]) -> None:
         """Call `call` after each call of a function of PyTorch that returns, with the result and the arguments."""
-        self.patches.put(owner, name, self.followed(getattr(owner, name), call))
-
-    def followed(self, native: Callable[..., object], call: Callable[..., object]) -> Callable[..., object]:
-        """Return a function that does the same as `native`, and calls `call` with the result and the arguments."""
-        then = self.entry(call)
+        native, then = getattr(owner, name), self.entry(call)
 
         @functools.wraps(native)
         def called(*args: object, **kwargs: object) -> object:
@@ -96,7 +92,7 @@ class Way:
             then(result, *args, **kwargs)
             return result
 
-        return called
+        self.patches.put(owner, name, called)
 
     def guarded(self, make: Callable[..., T], *args: object, also_off: bool = False) -> T | None:
         """Return what `make` returns of `args`; None if it fails, or if the way is off. Raises only ClobberError.

@@ -86,7 +86,10 @@ def leave(context: Context) -> None:
         context.native.leave()
     try:
         if hooks is not None and not withdrawn:
-            hook_stack.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
+            if hook_stack.top_hooks(True) == hooks:
+                hook_stack.pop_hooks()
+            else:
+                hook_stack.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
     finally:
         if operators is not None:
             operators.__exit__(None, None, None)

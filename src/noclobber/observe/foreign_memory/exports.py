@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -110,24 +111,39 @@ class Exports:
     ) -> Method:
         """Return a method that gives memory and reports it; `unless_torch` skips torch's calls, which keep nothing."""
 
-        def gave(given: object, tensor: torch.Tensor, *_: object, **__: object) -> None:
+        def gave(tensor: torch.Tensor, given: object) -> None:
             frame, by = frame_above(3), name
             while (relay := self._relays.get(frame.f_code)) is not None and frame.f_back is not None:
                 frame, by = frame.f_back, relay
             if type(tensor) in storages.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
                 self._hand(tensor, by, frame, holding(given))
 
-        return self._way.followed(native, gave)
+        gave_away = self._way.entry(gave)
+
+        @functools.wraps(native)
+        def giving(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
+            given = native(tensor, *args, **kwargs)
+            gave_away(tensor, given)
+            return given
+
+        return giving
 
     def _taking(self, native: Callable[..., torch.Tensor], name: str) -> Method:
         """Return a function that makes a tensor on foreign memory and reports it."""
 
-        def took(tensor: torch.Tensor, *args: object, **kwargs: object) -> None:
-            source = args[0] if args else next(iter(kwargs.values()), None)
+        def took(tensor: torch.Tensor, source: object) -> None:
             if type(tensor) in storages.PLAIN and tensor is not source and not _is_own(tensor):
                 self._hand(tensor, name, frame_above(3), _owned(source))
 
-        return self._way.followed(native, took)
+        took_in = self._way.entry(took)
+
+        @functools.wraps(native)
+        def taking(*args: object, **kwargs: object) -> object:
+            tensor = native(*args, **kwargs)
+            took_in(tensor, args[0] if args else next(iter(kwargs.values()), None))
+            return tensor
+
+        return taking
 
 
 def _scripted() -> dict[int, str]:

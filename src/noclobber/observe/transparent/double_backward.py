@@ -33,11 +33,13 @@ def arm(context: Context, way: Way) -> None:
         if not call.create_graph or not save_hooks.are_ours(hooks := hook_stack.top_hooks(True)):
             return None
         instead = _saving_inputs(hooks, way)
-        hook_stack.replace_hooks(save_hooks.are_ours, instead)
+        hook_stack.pop_hooks()
+        hook_stack.push_hooks(*instead)
 
         def ended(result: object, error: BaseException | None) -> None:
             if hook_stack.top_hooks(True) == instead:
-                hook_stack.replace_hooks(save_hooks.are_ours, hooks)
+                hook_stack.pop_hooks()
+                hook_stack.push_hooks(*hooks)
 
         return ended
 

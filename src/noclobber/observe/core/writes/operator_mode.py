@@ -24,8 +24,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, way: Way, before: Before) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._before, self._versions = way.entry(before), way.entry(versions_of_lists)
-        self._core = way
+        self._way, self._before = way, before
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -34,14 +33,23 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        after = self._before(func, args, kwargs, frame_above(1))
-        versions = self._versions(func, args, kwargs)
+        ran = self._way.guarded(self._begins, func, args, kwargs)
         result = func(*args, **kwargs)
-        if versions:
-            self._core.guarded(move_versions, versions)
-        if after is not None:
-            self._core.guarded(after, result)
+        if ran is not None:
+            self._way.guarded(ran, result)
         return result
+
+    def _begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+        """Return what to call with the result of an operator that is about to run."""
+        versions = versions_of_lists(func, args, kwargs)
+        after = self._before(func, args, kwargs, frame_above(3))
+
+        def ran(result: object) -> None:
+            move_versions(versions)
+            if after is not None:
+                after(result)
+
+        return ran
 
 
 def versions_of_lists(

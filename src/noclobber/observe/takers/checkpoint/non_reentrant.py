@@ -78,9 +78,9 @@ def _watch_second_run(
     region: CheckpointRegion, frame: forward_bytes.RegionFrame, function: object, kwargs: dict[str, object]
 ) -> None:
     """Note when a region runs again, and let it read the bytes from forward where they are preserved."""
-    weak, native = ref(frame), frame.recompute_fn
+    weak, native, guarded = ref(frame), frame.recompute_fn, region.way.guarded
 
-    def begins(args: tuple[object, ...], stack: ExitStack) -> bool:
+    def begins(stack: ExitStack, args: tuple[object, ...]) -> bool:
         record: Any = weak()
         given = args[1:] if args and args[0] is kwargs else args  # torch 2.10 hands the keyword arguments over first
         region.begins_again(stack, reads.read_by(function, given, kwargs))
@@ -91,8 +91,16 @@ def _watch_second_run(
         return region.past.enter_for(stack, record)
 
     def recompute_fn(*args: object) -> None:
-        with region.again(functools.partial(begins, args)):
+        stack, past = ExitStack(), region.past
+        leave = region.way.entry(stack.close, also_off=True)
+        try:
+            if not guarded(begins, stack, args):
+                leave()
+                if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
+                    raise ClobberError(forward_bytes.LOST)
             native(*args)
+        finally:
+            leave()
 
     frame.recompute_fn = passed_over(recompute_fn)
 

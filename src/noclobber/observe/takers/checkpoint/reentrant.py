@@ -124,8 +124,14 @@ def _run_anew(
 
     PyTorch calls this function. Any other error that leaves it must come from `run`.
     """
-    guarded = region.way.guarded
-    with region.again(functools.partial(_followed, region, before, node, run, told, args)) as followed:
+    guarded, past, stack = region.way.guarded, region.past, ExitStack()
+    leave = region.way.entry(stack.close, also_off=True)
+    try:
+        followed = guarded(lambda: _followed(region, before, node(), run, told, args, stack))
+        if followed is None:
+            leave()
+            if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
+                raise ClobberError(forward_bytes.LOST)
         try:
             outputs = run(*args)
         except Exception as error:
@@ -134,9 +140,11 @@ def _run_anew(
             raise
         if followed is not None and not region.told:
             guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))
-        if region.must_raise():
+        if region.told and (region.context.keeping or past is not None):
             raise ClobberError(clobbers.CHANGED)
         return outputs
+    finally:
+        leave()
 
 
 class _Followed(NamedTuple):
@@ -150,14 +158,13 @@ class _Followed(NamedTuple):
 def _followed(
     region: CheckpointRegion,
     before: taint.Before | None,
-    node: Callable[[], _Ctx],
+    ctx: _Ctx,
     run: object,
     told: int | None,
     args: tuple[object, ...],
     following: ExitStack,
 ) -> _Followed:
     """Enter on `following` what must be in force while a region runs again, and return what follows its operators."""
-    ctx = node()
     if region.past is not None:
         region.past.enter(following, ctx, args)
     if told is not None:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 import torch
 
 from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
 from noclobber.model.events import Read, Save, Tensor, Write
 from noclobber.model.silent import Drift
 from noclobber.model.source import Owner, owner_of
@@ -37,9 +36,6 @@ from noclobber.observe.witness.witness import Change, Witness, change
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
-
-
-T = TypeVar("T")
 
 
 class Holder(Protocol):
@@ -91,7 +87,7 @@ class CheckpointRegion:
         self.context, self.way = context, way
         self.memory = context.memory
         self.place = place
-        self.begin = self.end = self.begun_again = moment()
+        self.begin = self.end = self.again = moment()
         """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
         self.outside: dict[int, Witness] = {}
         native = context.native
@@ -169,33 +165,16 @@ class CheckpointRegion:
 
     def begins_again(self, run: ExitStack, read: reads.Reads) -> None:
         """Note that a second run begins, and what it can read. It ends with `run`."""
-        self.begun_again, self.values_again = moment(), read.values
+        self.again, self.values_again = moment(), read.values
         self.changed.clear()
         regions = self.context.thread.again
         regions.append(self)
 
         def ended() -> None:
             regions.remove(self)
-            second_runs.append((self.begun_again, moment()))
+            second_runs.append((self.again, moment()))
 
         run.callback(ended)
-
-    @contextmanager
-    def again(self, begins: Callable[[ExitStack], T]) -> Iterator[T | None]:
-        """Run the region again in a block. `begins` enters on a stack what must be in force; what it returns is given.
-
-        None is given where it fails. Raises ClobberError where bytes that had to be put back are lost then.
-        """
-        stack = ExitStack()
-        leave = self.way.entry(stack.close, also_off=True)
-        try:
-            if (begun := self.way.guarded(begins, stack)) is None:
-                leave()
-                if self.past is not None and any(needed.suspect is not None for needed in list(self.past.reached)):
-                    raise ClobberError(forward_bytes.LOST)
-            yield begun
-        finally:
-            leave()
 
     def unfilled(self) -> list[RegionSave]:
         """Return the saves without a value if the second run stops as soon as everything is saved: their operator
@@ -235,7 +214,7 @@ class CheckpointRegion:
 
     def _writes_to(self, reread: Witness, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
         known = clobbers.unnamed(tensor)
-        begin = self.begun_again if reread.key not in self.outside else self.begin
+        begin = self.again if reread.key not in self.outside else self.begin
         reread.version = version
         return write_history.writes_to(
             reread, write_history.since(self.memory, begin), known, tensor_state.version_of(tensor) or 0
@@ -245,16 +224,14 @@ class CheckpointRegion:
         """Yield what the second run of a reentrant region saved of outside memory: the memory and the save's alias."""
         for key, reread in self.outside.items():
             for handle in self.context.live.at(key):
-                if handle.moment >= self.begun_again:
+                if handle.moment >= self.again:
                     yield reread, handle.alias
 
     def _was_written(self) -> bool:
         """Return True if the second run of a reentrant region saved memory that was overwritten since forward. This
         needs no fingerprints."""
         records = [
-            noted
-            for noted in write_history.since(self.memory, self.end, self.begun_again)
-            if not noted.written.is_statistics
+            noted for noted in write_history.since(self.memory, self.end, self.again) if not noted.written.is_statistics
         ]
         return any(
             write.overlaps and write.version_before != write.version_after
@@ -264,7 +241,7 @@ class CheckpointRegion:
 
     def statistics(self) -> set[int]:
         """Return the storages of `outside` that only batch norm has written to since forward began."""
-        records = write_history.since(self.memory, self.begin, self.begun_again)
+        records = write_history.since(self.memory, self.begin, self.again)
         written = {noted.key: True for noted in records if noted.key in self.outside}
         for noted in records:
             if noted.key in written and not noted.written.is_statistics:
@@ -273,7 +250,7 @@ class CheckpointRegion:
 
     def was_written(self, keys: set[int]) -> bool:
         """Return True if a write to one of these storages since forward began is known. `detach_` counts as a write."""
-        return any(noted.key in keys for noted in write_history.since(self.memory, self.begin, self.begun_again))
+        return any(noted.key in keys for noted in write_history.since(self.memory, self.begin, self.again))
 
     def returns_other(self, packed: RegionSave, tensor: torch.Tensor) -> bool:
         """Return True if a reentrant region returns something else in its second run.
@@ -298,7 +275,7 @@ class CheckpointRegion:
         used = self.used | {reread.key for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
         groups += [[self.outside[key] for key in used], list(self.outside.values())]
-        made, again = write_history.since(self.memory, self.begin, self.begun_again), self._again()
+        made, again = write_history.since(self.memory, self.begin, self.again), self._again()
         for records in ([noted for noted in made if noted.place not in again], made):
             weighty = [noted for noted in records if not noted.written.is_statistics]
             for group in groups:
@@ -309,7 +286,7 @@ class CheckpointRegion:
 
     def _again(self) -> set[Place | None]:
         """Return where the second run has written."""
-        return {noted.place for noted in write_history.since(self.memory, self.begun_again)}
+        return {noted.place for noted in write_history.since(self.memory, self.again)}
 
     def _drift(self, save: Save, writes: tuple[Write, ...], read: Read, *, reentrant: bool = False) -> Drift:
         """Return the drift of this region, with the plain values that differ."""

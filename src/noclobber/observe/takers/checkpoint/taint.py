@@ -140,7 +140,7 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
-        super().__init__(way, self._begins)
+        super().__init__(way, self._about_to_run)
         self.now = now
         self.lost = False
         self._wiped_out = set[int | None]()
@@ -152,7 +152,7 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
         self._written: set[int | None] = set()
         self._first = engine_state.next_node()
 
-    def _begins(
+    def _about_to_run(
         self, func: OpOverload[..., object], args: tuple[object, ...], kwargs: dict[str, object], _: object
     ) -> Callable[[object], None]:
         def ran(result: object) -> None:
