@@ -111,14 +111,6 @@ def test_pytorch_is_left_as_it_was_found_after_an_error():
     assert snapshot() == before
 
 
-def test_the_stand_in_mode_leaves_too(monkeypatch):
-    monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
-    before = snapshot()
-    with noclobber.watch() as seen:
-        assert seen.report.coverage.writes == "dispatch mode"
-    assert snapshot() == before
-
-
 @EITHER
 def test_an_output_is_freed_with_its_last_reference(around):
     with around():

@@ -15,18 +15,20 @@ from torch.autograd.function import BackwardCFunction
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError
+from noclobber.model.events import Refusal
+from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.seen import handles as saves
-from noclobber.observe.core.seen.handles import Argument, Detached, Handle, OfView, Suspect, is_result
+from noclobber.observe.core.seen.handles import Argument, Handle, OfView, Suspect, is_result
 from noclobber.observe.core.seen.records import Backward, Record, here, reading
 from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.describe import clobbers, holders, refusals, torch_messages
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import before_2_12
-from noclobber.observe.torch_api.autograd import engine_state
+from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import tensor_state
-from noclobber.observe.witness.digests import Digest, all_known, fingerprint, same
+from noclobber.observe.witness.digests import Digest, fingerprint, fingerprint_aside, same
 from noclobber.observe.witness.layout import geometry, may_touch, touch
 from noclobber.observe.witness.witness import Change, change
 
@@ -61,8 +63,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
         marked = handle.suspected()
         marked.of_function |= of_function and isinstance(handle, OfView)
         if apart and handle.digest is None and may_touch(handle.alias, noted.geometry):
-            with modes.no_modes():
-                handle.digest = fingerprint(handle.alias)
+            handle.digest = fingerprint_aside(handle.alias)
             counts = handle.digest is None and not (preserving or written.is_collective or written.only_moves)
             marked.blind |= counts and touch(geometry(handle.alias), noted.geometry)
         writes = marked.writes
@@ -127,10 +128,11 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
     producer = None if tensor._is_view() else tensor.grad_fn
     if producer is not None:
         context.live.all()  # every save has a handle then, also one that the native part has taken
-    where = Detached(caller(1))
+    where = caller(1)
     for handle in weakref.getweakrefs(tensor) if producer is not None else ():
         if isinstance(handle, Handle) and not context.core.guarded(is_result, handle, producer):
-            handle.suspected().detached = where
+            suspect = handle.suspected()
+            suspect.detached, suspect.detached_at = True, where
     return True
 
 
@@ -146,7 +148,7 @@ def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
     for handle in weakref.getweakrefs(tensor) if number is not None else ():
         if isinstance(handle, Handle) and handle.node != number:
             handle.suspect = Suspect()
-            handle.suspect.detached = Detached(None)
+            handle.suspect.detached = True
 
 
 def spare(context: Context, tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle | None:
@@ -225,7 +227,7 @@ def _is_refused(handle: Handle, node: Node | None) -> bool:
     There are three exceptions: in a custom Function; outside of a backward, where a stand-in replaces the lost node;
     and if the tensor has got a new node since (saved_variable.cpp of torch 2.13).
     """
-    if handle.suspect is None or handle.suspect.detached is None or node is None:
+    if handle.suspect is None or not handle.suspect.detached or node is None:
         return False
     if isinstance(node, BackwardCFunction) or (before_2_12.is_used() and isinstance(handle, Argument)):
         return False
@@ -261,19 +263,6 @@ def _watched(context: Context, saved: int, found: Callable[[], Clobber | None]) 
     return None
 
 
-def settle(context: Context, call: Backward) -> ClobberError | None:
-    """Compare all fingerprints of a call that stayed on a device, at once. The program waits for the device only here.
-
-    Reports the saves that differ. Returns the error to raise; None if there is none.
-    """
-    waiting, call.later = sorted(call.later, key=lambda later: later.order), []
-    changed = all_known([later.differs for later in waiting])
-    found = [later.tell() for later, differs in zip(waiting, changed, strict=True) if differs]
-    stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
-    context.bus.tell([clobber for clobber in found if clobber is not None], stopped, call)
-    return stopped
-
-
 def report(context: Context, found: list[Clobber]) -> None:
     """Report reads that got other bytes. Raises ClobberError where noclobber stops writes or preserves bytes, and could
     do neither."""
@@ -285,3 +274,47 @@ def _tell(context: Context, found: list[Clobber], *, stops: bool) -> None:
     context.core.guarded(context.bus.tell, found, stopped)
     if stopped is not None:
         raise stopped
+
+
+# -- the end of a backward call ----------------------------------------------------------------------------------------
+
+
+def arm(context: Context, way: Way) -> None:
+    """At the end of each backward call, make the comparisons that are left, and explain an error that it raised."""
+
+    def ended(call: Backward, result: object, error: BaseException | None) -> ClobberError | None:
+        stopped = _settle(context, call) if call.later else None
+        if isinstance(error, RuntimeError):
+            _has_failed(context, call, error)
+        return stopped
+
+    context.calls.watch_ends(way, ended)
+
+
+def _has_failed(context: Context, call: Backward, error: RuntimeError) -> None:
+    """Explain an error that a backward call raised: report the other stale saves of its graph, or what was freed."""
+    event, message = refusals.remembered(error), str(error)
+    if torch_messages.is_stale(message) and not isinstance(event, Refusal):
+        seen = error.handles if isinstance(error, ClobberError) else set[int]()
+        others = clobbers.stale_saves(graph.roots_of(call.outputs), call, context.memory, seen)
+        if event is None and others:
+            refusals.remember(error, others[0])
+        context.bus.tell(others, error)
+    elif event is None and refusals.is_freed(message):
+        roots = graph.roots_of(call.outputs)
+        refusals.remember(error, refusals.refusal_of_freed(message, roots, call, context.memory))
+    elif event is None and message == refusals.DETACHED:
+        roots = graph.roots_of(call.outputs)
+        refusals.remember(error, refusals.refusal_of_detached(message, roots, call, context.memory))
+
+
+def _settle(context: Context, call: Backward) -> ClobberError | None:
+    """Compare all fingerprints of a call that stayed on a device, at once. The program waits for the device only here.
+
+    Reports the saves that differ. Returns the error to raise; None if there is none.
+    """
+    waiting, call.later = sorted(call.later, key=lambda later: later.order), []
+    found = clobbers.settled(waiting)
+    stopped = ClobberError(clobbers.CHANGED) if context.strict and found else None
+    context.bus.tell([clobber for clobber in found if clobber is not None], stopped, call)
+    return stopped

@@ -12,7 +12,7 @@ from noclobber.observe import policy
 from noclobber.observe.core import blamed_lines, boundary, engine, save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import custom_backwards, custom_forwards
-from noclobber.observe.core.calls.backward_calls import ALWAYS
+from noclobber.observe.core.calls.watchers import ALWAYS
 from noclobber.observe.core.context import Context, Parts, Subscriber
 from noclobber.observe.core.writes import kernel_functions, optimizer_steps, write_kernels, write_log
 from noclobber.observe.describe import holders, refusals
@@ -22,7 +22,6 @@ from noclobber.observe.memory import saved_bytes
 from noclobber.observe.native import bridge
 from noclobber.observe.preserve import copy_before_write, own_saves
 from noclobber.observe.takers import (
-    changed_saves,
     ctx_attributes,
     gradient_writes,
     other_memory,
@@ -97,7 +96,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("torch.func transforms", threads.arm_transforms),
     Seen("bytes that saves keep", saved_bytes.arm),
     # Armed last, so it is called first at the end of a backward, while the notes of the others are still there.
-    Seen("errors that leave a backward", changed_saves.arm, lasting=True, of_saves=False),
+    Seen("errors that leave a backward", policy.arm, lasting=True, of_saves=False),
 )
 """The ways of seeing, in the order in which they are armed. To add one, add its file and a line here."""
 
@@ -200,7 +199,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
     try:
         self_tests.of_saves()
         bridge.connect(context)
-        context.by_key = write_kernels.key_answers(context)
+        write_kernels.test(context)
         bridge.begin(context)
         write_kernels.connect(context, write_log.before(context))
         engine.arm(context, core)

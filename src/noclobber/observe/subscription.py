@@ -40,10 +40,9 @@ def coverage() -> Coverage:
     for one in recorder.listeners():
         counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
     unseen = tuple(unseen_in_words(what, count) for what, count in counts.items())
-    by, contents = "dispatch key" if CONTEXT.by_key else "dispatch mode", CONTEXT.contents is not None
-    if CONTEXT.native is not None:
-        by += ", native"
-    return Coverage(by, CONTEXT.watching, contents, unseen, releases.notes(), tuple(CONTEXT.bus.lost))
+    by = "dispatch key, native" if CONTEXT.native is not None else "dispatch key"
+    notes, lost = releases.notes(), tuple(CONTEXT.bus.lost)
+    return Coverage(by, CONTEXT.watching, CONTEXT.contents is not None, unseen, notes, lost)
 
 
 def settle() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import increment_version, saved_tensors_hooks
 
 from noclobber.model.overlap import Region, overlap
@@ -211,7 +212,7 @@ def _named(call: _Call) -> None:
                 packed.by = f"{node.name()}.{saved.field}"
             elif packed is not None or graph.released(node):
                 call.opaque = True  # else the node keeps nothing here: no gradient needs it
-        if graph.is_of_custom_function(node):
+        if isinstance(node, BackwardCFunction):
             call.opaque = True
             for name, value in vars(node).items():
                 call.hidden += [(f"{node.name()}.{inner}", tensor) for inner, tensor in tensors_in(value, name)]

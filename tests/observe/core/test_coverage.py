@@ -71,8 +71,16 @@ def test_saves_outside_the_hooks_are_still_checked():
 
 
 def test_the_spare_key_answers():
-    assert write_kernels.key_answers(CONTEXT)
+    write_kernels.test(CONTEXT)
     assert not spare_key.key_is_set()
+
+
+def test_nothing_is_watched_where_torch_has_no_such_key(monkeypatch):
+    monkeypatch.setattr(spare_key, "KEY_NAME", "NoSuchKey")
+    with pytest.raises(noclobber.UnsupportedTorch, match="no dispatch key"), noclobber.watch():
+        pass
+    monkeypatch.undo()
+    assert unseen(lambda: torch.ones(2).add_(1)) == ""
 
 
 def schema(name, overload="default"):

@@ -75,29 +75,20 @@ RIGHT = {
 }
 WITNESSES = pytest.mark.parametrize("contents", [True, False])
 IN_PLACE = pytest.mark.parametrize("inplace", [True, False])
-MODES = pytest.mark.parametrize("by_key", [True, False])
 
 
-@pytest.fixture
-def stand_in(monkeypatch, by_key):
-    if not by_key:
-        monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
-
-
-@MODES
 @WITNESSES
 @IN_PLACE
 @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
-def test_a_right_gradient_is_quiet(make, inplace, contents, by_key, stand_in):
+def test_a_right_gradient_is_quiet(make, inplace, contents):
     heard, gradient = hear(make(inplace=inplace), contents)
     assert torch.equal(gradient, bare(make(inplace=inplace)))
     assert heard.clobbers + heard.events == []
 
 
-@MODES
 @IN_PLACE
 @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
-def test_a_right_gradient_is_preserved(make, inplace, by_key, stand_in):
+def test_a_right_gradient_is_preserved(make, inplace):
     def preserved():
         with noclobber.preserve():
             return make(inplace=inplace)()

@@ -153,13 +153,6 @@ def test_preserved_gradients_are_right(name):
     assert torch.equal(gradient, PROGRAMS[name](False))
 
 
-@pytest.mark.parametrize("name", ["several, backward there", "other data, backward there", "made there, on a ctx"])
-def test_the_stand_in_mode_is_no_other(name, monkeypatch):
-    monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
-    test_watching_changes_nothing_and_finds_the_write(name, True)
-    test_preserved_gradients_are_right(name)
-
-
 def test_what_is_made_there_has_no_version_unless_the_mode_is_left():
     x = leaf()
     with inference():

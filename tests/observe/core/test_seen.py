@@ -288,15 +288,6 @@ def test_a_write_that_pytorch_is_silent_about_is_blamed_on_its_line(program):
     assert {finding.code for finding in findings} <= {"NC201", "NC203"}
 
 
-@pytest.mark.parametrize("program", RAISED + SILENT, ids=lambda p: p.__name__)
-def test_the_stand_in_mode_sees_the_same(program, monkeypatch):
-    expected = [finding.code for finding in found(program)]
-    monkeypatch.setattr("noclobber.observe.core.writes.write_kernels.key_answers", lambda _: False)
-    findings = found(program)
-    assert [finding.code for finding in findings] == expected
-    assert any(lines(finding, "write") & marked(program, "written") for finding in findings)
-
-
 @pytest.mark.parametrize("program", [p for p in RAISED if p not in (in_a_thread, scripted)], ids=lambda p: p.__name__)
 def test_a_stopped_write_is_stopped_at_its_line_and_changes_nothing(program):
     with pytest.raises(noclobber.ClobberError) as error, noclobber.watch(on_write="raise"):

@@ -7,7 +7,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 import noclobber
 from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api.autograd import hook_stack
-from noclobber.observe.torch_api.dispatch import spare_key
 from tests.observe.preserve.test_preserve import leaf, right
 from tests.tensors import all_equal
 
@@ -66,7 +65,6 @@ def logged(backward):
     return names
 
 
-@pytest.mark.skipif(not spare_key.has_key(), reason="the stand-in logs every write")
 def test_the_log_rests_in_a_backward_that_adds_to_no_save(monkeypatch):
     monkeypatch.setattr(hook_stack, "program_has_hooks", lambda: False)  # of the tests before this one
     w, v = leaf(4), leaf(4)

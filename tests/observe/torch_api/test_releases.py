@@ -26,7 +26,7 @@ def test_everybody_says_the_same_range(monkeypatch):
     )
     for page in ("README.md", "docs/compatibility.md"):
         assert f"{releases.OLDEST} to {releases.NEWEST}" in (ROOT / page).read_text()
-    monkeypatch.setitem(tensor_state.NAMES, "use_count", "_C._no_such_name")
+    monkeypatch.setitem(required.NAMES[tensor_state], "use_count", "_C._no_such_name")
     with pytest.raises(noclobber.UnsupportedTorch, match=RANGE):
         required.look_up()
 

@@ -15,9 +15,10 @@ import torch
 from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
-from noclobber.observe.core.calls.backward_calls import ALWAYS, BackwardCalls
+from noclobber.observe.core.calls.backward_calls import BackwardCalls
 from noclobber.observe.core.calls.custom_backwards import CustomBackwards
 from noclobber.observe.core.calls.custom_forwards import CustomForwards
+from noclobber.observe.core.calls.watchers import ALWAYS
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.hot_path import HotPath
@@ -92,21 +93,14 @@ class Operators(Protocol):
 class Subscriber(Listener, Protocol):
     """A listener that says what it needs."""
 
-    @property
-    def watching(self) -> bool:
-        """Whether saves are watched too, and not only writes."""
-
-    @property
-    def contents(self) -> bool:
-        """Whether the bytes of saves are compared too, and not only their versions."""
-
-    @property
-    def keeping(self) -> bool:
-        """Whether the bytes that backward needs are preserved before a write changes them."""
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether threads that ran before are watched too, from their first backward call on."""
+    watching: bool
+    """Whether saves are watched too, and not only writes."""
+    contents: bool
+    """Whether the bytes of saves are compared too, and not only their versions."""
+    keeping: bool
+    """Whether the bytes that backward needs are preserved before a write changes them."""
+    everywhere: bool
+    """Whether threads that ran before are watched too, from their first backward call on."""
 
     @property
     def account(self) -> Account | None:
@@ -121,11 +115,12 @@ class Subscriber(Listener, Protocol):
         """ "raise" stops writes to live saves."""
 
 
-def _count_less(looks: dict[Look, int], look: Look) -> dict[Look, int]:
-    """Count one reason less to call `look`, and return those that are left."""
-    if (count := looks.pop(look, 0)) > 1:
-        looks[look] = count - 1
-    return looks
+def _count_less(looks: dict[Look, int], look: Look) -> None:
+    """Count one reason less to call `look`, if there is any left."""
+    if (left := looks.get(look, 0) - 1) > 0:
+        looks[look] = left
+    else:
+        looks.pop(look, None)
 
 
 class Parts(NamedTuple):
@@ -190,7 +185,6 @@ class Context:
         """The same of those to call before the writes to one storage, by its key or IN_GRAPH."""
         self.unseen: list[Look] = []
         """Those to call before every write that autograd does not see. It is always the same object."""
-        self.by_key = True
         self.python_in_backward = False
         """True where hooks may run in backward. Otherwise the engine's own writes, which reach only gradients, are not
         logged."""
@@ -200,7 +194,7 @@ class Context:
         self.live = self.memory.live
         self.thread = self.memory.thread
         self.calls = BackwardCalls()
-        self.customs = CustomBackwards()
+        self.customs: CustomBackwards = CustomBackwards(None)
         self.forwards = CustomForwards()
         self.core = Way("", self.bus.fail, lasting=True)
         """The way that everything else needs. A failure in it loses only the save, write or call that failed."""
@@ -273,8 +267,9 @@ class Context:
             if keys is None:
                 _count_less(self.attentive, look)
             for key in keys or ():
-                if (looks := self.attended.get(key)) is not None and not _count_less(looks, look):
-                    del self.attended[key]
+                _count_less(looks := self.attended.get(key, {}), look)
+                if not looks:
+                    self.attended.pop(key, None)
 
     def ignore_all(self) -> None:
         """Undo every `attend`."""

@@ -57,7 +57,7 @@ def arm(context: Context, way: Way) -> None:
         return result
 
     both: tuple[Callable[..., Backward | None], Callable[..., None]] = _beginning(context), partial(_has_ended, context)
-    if context.native is not None and context.by_key:
+    if context.native is not None:
         both = context.native.around_backward(*both, _LINES)
     begins, has_ended = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
@@ -102,7 +102,7 @@ def _beginning(
             # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
             # from before noclobber began.
             context.python_in_backward = True
-        quiet = context.by_key and not context.python_in_backward and key_is_set()
+        quiet = not context.python_in_backward and key_is_set()
         call.quiet = quiet = quiet and (not context.careful or may_rest(context, outputs, call.create_graph))
         if not quiet:
             calls.python_begins(call)
@@ -201,7 +201,7 @@ def log(context: Context) -> Callable[..., object] | None:
     The region saves with PyTorch's own hooks, and is given no gradient that it could write into. Returns what ends
     this; None where there is nothing to do.
     """
-    call = here() if context.by_key and context.bus.listeners else None
+    call = here() if context.bus.listeners else None
     if call is None or not call.quiet or spare_key.key_is_set():
         return None
     spare_key.set_key(True)

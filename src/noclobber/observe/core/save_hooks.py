@@ -7,10 +7,11 @@ import gc
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet, ref
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.nn.parameter import is_lazy
 
 from noclobber.model.error import ClobberError
@@ -26,9 +27,6 @@ from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, shown
-
-if TYPE_CHECKING:
-    from torch.autograd.function import BackwardCFunction
 
 Pack = Callable[[torch.Tensor], Handle]
 Unpack = Callable[[Handle], torch.Tensor]
@@ -204,8 +202,7 @@ def arm_originals(_: Context, way: Way) -> None:
         restored = way.guarded(originals, function, unpacked)
         return unpacked if restored is None else restored
 
-    owner = private.lookup("autograd.function.BackwardCFunction")
-    way.patches.put(owner, "saved_tensors", property(saved_tensors, doc=native.__doc__))
+    way.patches.put(BackwardCFunction, "saved_tensors", property(saved_tensors, doc=native.__doc__))
 
 
 def originals(function: BackwardCFunction, unpacked: Saved) -> Saved:

@@ -15,7 +15,6 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Backward
-from noclobber.observe.core.writes import write_mode
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import modes, spare_key
@@ -63,10 +62,7 @@ def enter(context: Context) -> None:
     thread.entered, thread.arming = True, context.armings
     thread.backwards = [call for call in thread.backwards if not call.over]  # in case the end of a call failed
     context.count_threads(1)
-    if context.by_key:
-        spare_key.set_key(True)
-    else:
-        thread.mode = write_mode.enter_mode()
+    spare_key.set_key(True)
     if context.watching:
         if thread.era != context.era:
             thread.era, thread.first_node = context.era, engine_state.next_node()
@@ -82,11 +78,10 @@ def leave(context: Context) -> None:
     if not thread.entered:
         return
     # First remove what PyTorch holds of noclobber, whatever may fail after that.
-    hooks, withdrawn, mode, operators = thread.hooks, thread.withdrawn, thread.mode, thread.operators
+    hooks, withdrawn, operators = thread.hooks, thread.withdrawn, thread.operators
     thread.entered = thread.muted = False
-    thread.hooks = thread.withdrawn = thread.mode = thread.operators = thread.step = None
-    if context.by_key:
-        spare_key.include(spare_key.KEY, False)
+    thread.hooks = thread.withdrawn = thread.operators = thread.step = None
+    spare_key.set_key(False)
     if context.native is not None:
         context.native.leave()
     try:
@@ -96,9 +91,8 @@ def leave(context: Context) -> None:
             else:
                 hook_stack.replace_hooks(lambda pair: pair == hooks or save_hooks.are_ours(pair))
     finally:
-        for one in (operators, mode):  # the last one entered first
-            if one is not None:
-                one.__exit__(None, None, None)
+        if operators is not None:
+            operators.__exit__(None, None, None)
     context.count_threads(-1)
     versions_preserved(context, -thread.preserving)
 
@@ -233,8 +227,7 @@ def put_right(context: Context, call: Backward) -> None:
     ThreadLocalState.cpp; tests/observe/core/test_resting_hooks.py).
     """
     thread = context.thread
-    if context.by_key:
-        spare_key.set_key(thread.entered)
+    spare_key.set_key(thread.entered)
     if thread.withdrawn is not None:
         return
     if not call.resting and call.hooks is not None:

@@ -20,26 +20,24 @@ _SCRIPTS = sysconfig.get_path("scripts")
 
 
 @functools.cache
-def module_call() -> CodeType:
+def _module_call() -> CodeType:
     """Return the code by which every module is called; its frames hold the module as `self`."""
     code: CodeType = private.lookup("nn.Module._call_impl").__code__
     return code
 
 
-def modules_called(frame: FrameType | None, call: CodeType) -> list[tuple[torch.nn.Module, FrameType]]:
-    """Return the modules that are being called and the frames that call them, the outermost first.
-
-    `call` is the code by which every module is called (`module_call`).
-    """
+def modules_called(frame: FrameType | None) -> list[tuple[torch.nn.Module, FrameType]]:
+    """Return the modules that are being called and the frames that call them, the outermost first."""
+    call = _module_call()
     return [(one.f_locals["self"], one) for one in outward(frame) if one.f_code is call][::-1]
 
 
-def module_path(frame: FrameType, call: CodeType) -> str:
+def module_path(frame: FrameType) -> str:
     """Return the innermost module that is being called, as the program calls it: "net.blocks.0.conv1"; empty for none.
 
     A whole model that no variable holds goes by the name of its class.
     """
-    called = modules_called(frame, call)
+    called = modules_called(frame)
     if not called:
         return ""
     (root, at), inner = called[0], called[-1][0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -78,16 +78,19 @@ def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:
     return kind if kind is not None and all(isinstance(one, torch.Tensor) for one in inside) else ""
 
 
+def crossing(roots: list[Node], boundary: int) -> Iterator[tuple[Node, Edge]]:
+    """Yield the edges from nodes since `boundary` to older ones, each with the newer node."""
+    for newer in graph.walk(roots):
+        if boundary <= newer._sequence_nr() < graph.UNNUMBERED:
+            for older, output in newer.next_functions:
+                if older is not None and older._sequence_nr() < boundary:
+                    yield newer, Edge(older, output)
+
+
 def edges_into(roots: list[Node], boundary: int, is_wanted: Callable[[Node], bool]) -> list[Edge]:
-    """Return the edges from nodes since `boundary` to older ones that lead to a wanted node, such as a freed one."""
-    crossing = dict.fromkeys(
-        Edge(older, output)
-        for node in graph.walk(roots)
-        if boundary <= node._sequence_nr() < graph.UNNUMBERED
-        for older, output in node.next_functions
-        if older is not None and older._sequence_nr() < boundary
-    )
-    return [edge for edge in crossing if any(map(is_wanted, graph.walk([edge.node])))]
+    """Return the edges that cross `boundary` and lead to a wanted node, such as a freed one."""
+    edges = dict.fromkeys(edge for _, edge in crossing(roots, boundary))
+    return [edge for edge in edges if any(map(is_wanted, graph.walk([edge.node])))]
 
 
 def _node_of(value: Any) -> Any:

@@ -24,7 +24,15 @@ from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import shards, storages, tensor_state
-from noclobber.observe.witness.digests import Digest, differs, differs_in_numbers, fingerprint, same, same_but_for_zeros
+from noclobber.observe.witness.digests import (
+    Digest,
+    all_known,
+    differs,
+    differs_in_numbers,
+    fingerprint,
+    same,
+    same_but_for_zeros,
+)
 from noclobber.observe.witness.layout import Geometry, geometry, region, shape_of, strided, tensor_on
 
 if TYPE_CHECKING:
@@ -138,10 +146,7 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         counted = [w for w in writes if w.version_before != w.version_after or (handle.unchecked and w.overlaps)]
         writes = tuple(counted) or writes
     else:
-        explained = any(write.overlaps for write in writes)
-        if not any(write.via == "undeclared" for write in writes):
-            # An operator with a wrong schema is named itself, not a line inside it.
-            writes = _unseen(handle, save.tensor, backward, memory, explained) or writes
+        writes = _with_unseen(writes, handle, save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
     read = read_of(backward, save.node)
     states, are_all = _carried(node, writes, backward, memory)
@@ -157,6 +162,18 @@ def _carried(
         return (), False
     edges = carried_states.edges_into(graph.roots_of(backward.outputs), boundary, lambda one: one is node)
     return carried_states.carried(edges, boundary, sys._getframe(1), memory)
+
+
+def _with_unseen(
+    writes: tuple[Write, ...], handle: Handle, tensor: Tensor, backward: Backward, memory: Memory
+) -> tuple[Write, ...]:
+    """Return the writes of a save whose version did not move, or those that torch did not see, where they explain it.
+
+    An operator with a wrong schema is named itself, not a line inside it.
+    """
+    if any(write.via == "undeclared" for write in writes):
+        return writes
+    return _unseen(handle, tensor, backward, memory, any(write.overlaps for write in writes)) or writes
 
 
 def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
@@ -213,6 +230,12 @@ class Later(NamedTuple):
     """Of several reads that differ, those with a lower order are reported first."""
 
 
+def settled(waiting: list[Later]) -> list[Clobber | None]:
+    """Return what those tell that differ. The program waits for their devices."""
+    changed = all_known([one.differs for one in waiting])
+    return [one.tell() for one, differs in zip(waiting, changed, strict=True) if differs]
+
+
 def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward, memory: Memory) -> Later:
     """Return what is known of a read on a device before its bytes have been compared."""
     alias, version = handle.alias, handle.version
@@ -224,11 +247,9 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
         tensor = shown()
         known = save.tensor if tensor is None else tensor_of(tensor)
         writes = writes_of(entries, current, known)
-        explained = any(write.overlaps for write in writes)
-        if tensor is not None and not any(write.via == "undeclared" for write in writes):
-            same_bytes = handles.handle_of(tensor, -1, place, None)
-            writes = _unseen(same_bytes, known, backward, memory, explained) or writes
-        elif not explained:
+        if tensor is not None:
+            writes = _with_unseen(writes, handles.handle_of(tensor, -1, place, None), known, backward, memory)
+        elif not any(write.overlaps for write in writes):
             writes = (_window(place, known, backward),)
         return Clobber(replace(save, tensor=known), writes, read_of(backward, save.node), current)
 

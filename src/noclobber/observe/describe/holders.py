@@ -29,7 +29,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Looked, Record, looked_at
 from noclobber.observe.core.seen.sites import Place
-from noclobber.observe.describe.called import calls_to, module_call, module_path
+from noclobber.observe.describe.called import calls_to, module_path
 from noclobber.observe.describe.reachable import Held, reachable, variables
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import outward
@@ -80,7 +80,7 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
         frame = sys._getframe()
         is_late = sum(spent) >= _MOST_SECONDS
         found = None if is_late else _holders(tensor, key, handles, frame)
-        if module := module_path(frame, module_call()):
+        if module := module_path(frame):
             known.modules = tuple(dict.fromkeys((*known.modules, module)))
         known.calls = known.calls or calls_to(frame)
         del frame

@@ -163,10 +163,10 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
     """Return the refusal to unpack a save for another reason than its version."""
     suspect = handle.suspect
-    if suspect is None or suspect.detached is None:
+    if suspect is None or not suspect.detached:
         return _refusal_of_detached(message, backward, handle.place, None)
     others = [record.place for record, _ in suspect.writes if not record.written.detaches]
-    refusal = _refusal_of_detached(message, backward, handle.place, suspect.detached.place)
+    refusal = _refusal_of_detached(message, backward, handle.place, suspect.detached_at)
     return replace(refusal, overwritten=site_of(others[-1])) if others else refusal
 
 
@@ -253,14 +253,8 @@ def _carrying(roots: list[Node], boundary: int, memory: Memory) -> Record | None
 
     It made a node at either end of the edge between the graphs.
     """
-    ends = {
-        node
-        for newer in graph.walk(roots)
-        if boundary and boundary <= newer._sequence_nr() < graph.UNNUMBERED
-        for older, _ in newer.next_functions
-        if older is not None and older._sequence_nr() < boundary
-        for node in (newer, older)
-    }
+    edges = carried_states.crossing(roots, boundary) if boundary else ()
+    ends = {node for newer, older in edges for node in (newer, older.node)}
     return next((one for one in reversed(memory.recent) if any(_made(one, node) for node in ends)), None)
 
 

@@ -49,7 +49,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Recor
     if number is not None and graph.has_gradient(node, number):
         return node.name(), number  # a result without a gradient is saved like an input
     tensor = handle.tensor()
-    if tensor is not None and tensor.grad_fn is None and node is not None and _was_detached(handle):
+    detached = handle.suspect is not None and handle.suspect.detached
+    if tensor is not None and tensor.grad_fn is None and node is not None and detached:
         # The node of a custom Function stands in for the node that is lost.
         by_node = before_2_12.is_used() and isinstance(handle, Argument)
         return "_NoopSaveInputsBackward" if by_node else node.name(), 0
@@ -118,10 +119,6 @@ def _named_since(handle: Handle) -> tuple[str, int] | None:
         return suspect.made
     base = suspect.base() if suspect.base is not None else None
     return ("AsStridedBackward0", 0) if base is not None and base.grad_fn is not None else None
-
-
-def _was_detached(handle: Handle) -> bool:
-    return handle.suspect is not None and handle.suspect.detached is not None
 
 
 _MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")

@@ -23,7 +23,7 @@ from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.seen.handles import Handle, compare
 from noclobber.observe.core.seen.records import Backward, Record, latest, record
 from noclobber.observe.core.seen.sites import Place, caller, site_of
-from noclobber.observe.core.seen.written import Written
+from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.core.writes import custom_op_kernels
 from noclobber.observe.core.writes.custom_op_kernels import After
 from noclobber.observe.describe.clobbers import later_of
@@ -42,8 +42,6 @@ ON_DEVICE = 8
 """How many calls of one operator have their arguments on a device compared: each makes the program wait for it."""
 _NO_GRADIENT = ("ZeroBackward", "FillBackward", "CopyBackwards")
 """Nodes that pass no gradient on to the tensor that their operator overwrote."""
-_SHIFTS = ("aten::add_", "aten::sub_")
-"""Writes whose derivative with respect to what they overwrite is one: a gradient that skips such a write is right."""
 
 
 Made = tuple[int, str, int]
@@ -53,11 +51,13 @@ Made = tuple[int, str, int]
 class Input:
     """A tensor in the graph that a Function is given, and its state before forward."""
 
-    __slots__ = ("digest", "key", "made", "tensor", "version")
+    __slots__ = ("digest", "key", "made", "memory", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
         self.tensor, self.made = tensor, made
         self.version, self.key = tensor._version, storages.storage_key(tensor)
+        self.memory = None if self.key is None else Witness(self.key, tensor)
+        """The writes to it are remembered while this lives."""
         # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
         self.digest = fingerprint(tensor) if contents and tensor.is_cpu else None
 
@@ -66,8 +66,6 @@ class Forward(NamedTuple):
     """A forward under way."""
 
     inputs: list[Input]
-    followed: list[int]
-    """Their storages: the writes to these are remembered."""
     looked: list[int]
     """The storages of those whose bytes are not known yet: they are read before the first write."""
     since: int
@@ -75,7 +73,7 @@ class Forward(NamedTuple):
 
     def has(self, key: int | None) -> bool:
         """Return True for the storage of an input."""
-        return key in self.followed
+        return any(one.key == key for one in self.inputs)
 
 
 class Beside(Input):
@@ -115,13 +113,20 @@ def arm(context: Context, way: Way) -> None:
     writers = context.state(Writers)
     writers.arm(way)
 
-    def end(call: ForwardCall, forward: Forward, returned: bool) -> None:
-        writers.left(forward)
-        if returned:
-            writers.ended(forward.inputs, call.dirty, call.function.__name__, forward.since)
-            writers.returned(call.result, call.args)
+    def begin(call: ForwardCall) -> Callable[[bool], None] | None:
+        forward = writers.began(call.args)
 
-    context.forwards.watch(way, writers.began, end)
+        def end(returned: bool) -> None:
+            if forward is None:
+                return
+            writers.left(forward)
+            if returned:
+                writers.ended(forward.inputs, call.dirty, call.function.__name__, forward.since)
+                writers.returned(call.result, call.args)
+
+        return end
+
+    context.forwards.watch(way, begin)
     context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
 
 
@@ -152,11 +157,12 @@ class Writers:
                 inputs.append(Input(tensor, made, contents=contents))
         inputs += self.beside(args)
         if not inputs:
-            return Forward(inputs, [], [], 0)
-        followed = [one.key for one in inputs if one.key is not None]
+            return Forward(inputs, [], 0)
+        for one in inputs:
+            if one.memory is not None:
+                self._context.memory.rereads.add(one.memory)
         looked = [one.key for one in inputs if one.key is not None and one.digest is None]
-        forward = Forward(inputs, followed, looked, latest[0])
-        self._context.memory.follow(followed)
+        forward = Forward(inputs, looked, latest[0])
         self._context.thread.given.append(forward)
         if looked:
             self._context.attend(self._looking, looked)
@@ -188,10 +194,9 @@ class Writers:
                 self._results.append(_Result(Witness(key, tensor), made_by))
 
     def left(self, forward: Forward) -> None:
-        """Stop remembering the writes to the inputs of a forward, which has returned or raised."""
+        """Look no more at the writes to the inputs of a forward, which has returned or raised."""
         if forward.inputs:
             self._context.thread.given.remove(forward)
-            self._context.memory.unfollow(forward.followed)
             if forward.looked:
                 self._context.ignore(self._looking, forward.looked)
 
@@ -209,7 +214,7 @@ class Writers:
             if not self._changed(argument) or any(tensor is argument.tensor for tensor in dirty):
                 continue
             writes = [] if since is None else self._writes(argument, since)
-            if len(inputs) == 1 and writes and all(one.written.op in _SHIFTS for one in writes):
+            if len(inputs) == 1 and writes and all(one.written.op in SHIFTS for one in writes):
                 continue
             beside, changed = isinstance(argument, Beside), None
             if isinstance(argument, Beside) and argument.old is not None:
@@ -223,7 +228,7 @@ class Writers:
     def _writes(self, argument: Input, since: int) -> list[Record]:
         """Return the writes to an input, newest first."""
         newest = takewhile(lambda record: record.moment > since, reversed(self._context.memory.recent))
-        return [record for record in newest if record.key == argument.key]
+        return [one for one in newest if one.key == argument.key and one.written.op not in ("data=", "swap_tensors")]
 
     def _changed(self, argument: Input) -> bool:
         """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""

@@ -22,7 +22,7 @@ from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Backward, Record, record
 from noclobber.observe.core.seen.sites import place_of
-from noclobber.observe.core.seen.written import Written
+from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 How = Literal["no_grad", "inference_mode", "data", "assigned"]
-_ADDING = ("aten::add_", "aten::sub_", "aten::index_add_", "aten::scatter_add_")
+_ADDING = (*SHIFTS, "aten::index_add_", "aten::scatter_add_")
 """Writes that need no tracking: a constant that is added does not change the gradient."""
 _FLAT = tuple(f"aten::{name}_" for name in ("round", "floor", "ceil", "trunc", "sign", "heaviside"))
 """Writes whose derivative is zero: who hides one from autograd wants the gradient to pass it by (straight through)."""

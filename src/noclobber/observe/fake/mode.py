@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from noclobber.model.fake import Gpu
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.sites import caller, site_of
-from noclobber.observe.core.writes.write_mode import move_versions
+from noclobber.observe.core.writes.operator_mode import move_versions
 from noclobber.observe.fake.cublas import Cublas
 from noclobber.observe.fake.cudnn import Cudnn
 from noclobber.observe.fake.devices import Devices, in_words, is_played

@@ -495,11 +495,11 @@ def saved_bytes(roots: list[Node]) -> int:
     had: set[int] = set()
     for node in graph.walk(roots):
         if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
-            had.add(getattr(_storage(leaf), "_cdata", 0))
+            had.add(getattr(storages.storage_or_none(leaf), "_cdata", 0))
         for saved in graph.saves_of_or_gone(node):
             content = graph.content(saved)
             alias = content.alias if isinstance(content, handles.Handle) else content
-            if isinstance(alias, torch.Tensor) and (storage := _storage(alias)) is not None:
+            if isinstance(alias, torch.Tensor) and (storage := storages.storage_or_none(alias)) is not None:
                 kept.setdefault(storage._cdata, (storage, set()))[1].add(id(alias))
     return sum(
         storage.nbytes()
@@ -507,15 +507,6 @@ def saved_bytes(roots: list[Node]) -> int:
         # Plus one: the Python object of the storage is a holder too.
         if number not in had and storages.storage_holders(number) <= len(aliases) + 1
     )
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor; None where it has none."""
-    try:
-        storage: torch.UntypedStorage = storages.storage(tensor)
-        return storage
-    except (RuntimeError, NotImplementedError):
-        return None
 
 
 def write(events: list[Event], path: str) -> None:

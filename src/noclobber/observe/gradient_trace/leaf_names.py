@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 from noclobber.model.source import Owner, owner_of
+from noclobber.observe.describe.tensor_names import user_frames
 
-_MOST_FRAMES = 40
 _MOST_VALUES = 400
 _MOST_IN_ALL = 100_000
 _DEEP = 3
@@ -84,16 +84,12 @@ def held_by(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
 def _scopes(frame: FrameType | None) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield the variables of the user's frames, and those of the user's modules, each with the name of the place."""
     seen: set[int] = set()
-    count = 0
-    while frame is not None and count < _MOST_FRAMES:
-        if owner_of(frame.f_code.co_filename) is Owner.USER:
-            count += 1
-            if frame.f_locals is not frame.f_globals:
-                yield frame.f_code.co_name, frame.f_locals
-            if id(frame.f_globals) not in seen:
-                seen.add(id(frame.f_globals))
-                yield str(frame.f_globals.get("__name__", "")), frame.f_globals
-        frame = frame.f_back
+    for one in user_frames(frame):
+        if one.f_locals is not one.f_globals:
+            yield one.f_code.co_name, one.f_locals
+        if id(one.f_globals) not in seen:
+            seen.add(id(one.f_globals))
+            yield str(one.f_globals.get("__name__", "")), one.f_globals
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and id(vars(module)) not in seen and _is_users(name, module):
             seen.add(id(vars(module)))

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.core.calls.custom_backwards import natives
-from noclobber.observe.torch_api import private, required
+from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.patches import Patches
 
@@ -105,9 +106,8 @@ def hand_out_clones() -> None:
         return register_hook(tensor, of_a_clone)
 
     put(torch.Tensor, "register_hook", registered)
-    owner = private.lookup("autograd.function.BackwardCFunction")
     for name, native in natives().items():
-        put(owner, name, _with_clones(native))
+        put(BackwardCFunction, name, _with_clones(native))
 
 
 def _with_clones(native: Callable[..., object]) -> Callable[..., object]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import ref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.events import Tensor
 from noclobber.model.forks import lock
@@ -22,12 +21,11 @@ from noclobber.model.operators import TWIN_IS_VIEW, WITHOUT_TWIN
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.sites import Place, place_of, site_of
-from noclobber.observe.core.seen.written import Written, what_is_written
-from noclobber.observe.core.writes.write_mode import move_versions, versions_of_lists
+from noclobber.observe.core.writes.operator_mode import OperatorMode
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import compile_guard, registry
-from noclobber.observe.torch_api.frames import frame_above, outward
+from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 
 if TYPE_CHECKING:
@@ -190,7 +188,7 @@ class Allocations:
     def enter(self, context: Context) -> OperatorMode:
         """Put a mode on this thread's mode stack, for all who follow operators, and return it."""
         compile_guard.never_compile(OperatorMode.__torch_dispatch__)
-        mode: Any = OperatorMode(context)
+        mode: Any = OperatorMode(context.core, partial(_before, context))
         return cast(OperatorMode, mode.__enter__())
 
     def unseen(self) -> list[str]:
@@ -438,56 +436,26 @@ def _is_compiled(frame: FrameType | None) -> bool:
     return any(one.co_name == "compile_wrapper" and one.co_filename == compiler.__file__ for one in codes)
 
 
-class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator of a thread, below autograd."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._context = context
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: else torch wraps what follows in a function that imports its compiler (1.3 s, torch 2.13)."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, core = kwargs or {}, self._context.core
-        after = core.guarded(self._before, func, args, kwargs)
-        result = func(*args, **kwargs)
-        if after is not None:
-            core.guarded(after, result)
-        return result
-
-    def _before(
-        self, func: OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[object], None] | None:
-        """Tell that an operator is about to run. Return what to call with its result; None for one of noclobber's."""
-        nearest = frame_above(3)
-        frame = _caller(nearest)
-        if frame is not nearest and func._schema.name == "aten::detach":
-            return None  # the alias that noclobber itself makes of a save
-        for one in self._context.allocations:
-            one.before(self._context, func, args, frame)
-        written = what_is_written(func)
-        versions = versions_of_lists(written, args, kwargs) if isinstance(written, Written) else []
-        return partial(self._after, func, args, kwargs, frame, versions)
-
-    def _after(
-        self,
-        func: OpOverload[..., object],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        frame: FrameType,
-        versions: list[tuple[torch.Tensor, int | None]],
-        result: object,
-    ) -> None:
-        move_versions(versions)
-        for one in self._context.allocations:
-            one.after(self._context, func, args, kwargs, result, frame)
-
-
 def _caller(frame: FrameType) -> FrameType:
     """Return the innermost frame that is not noclobber's."""
     while frame.f_back is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
         frame = frame.f_back
     return frame
+
+
+def _before(
+    context: Context, func: OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, Any], nearest: FrameType
+) -> Callable[[object], None] | None:
+    """Tell all who follow operators that one is about to run. Return what to call with its result; None for one of
+    noclobber's."""
+    frame = _caller(nearest)
+    if frame is not nearest and func._schema.name == "aten::detach":
+        return None  # the alias that noclobber itself makes of a save
+    for one in context.allocations:
+        one.before(context, func, args, frame)
+
+    def after(result: object) -> None:
+        for one in context.allocations:
+            one.after(context, func, args, kwargs, result, frame)
+
+    return after

@@ -19,7 +19,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.core.seen.sites import Place, site_of
-from noclobber.observe.describe.called import module_call, modules_called
+from noclobber.observe.describe.called import modules_called
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages
@@ -81,7 +81,7 @@ class SavedBytes:
                 self._hold(handle, key, known)
                 return
             size = sum(storages.storage(one).nbytes() for one in parts(memory) or [memory])
-            modules = [one for one, _ in modules_called(frame, module_call())]
+            modules = [one for one, _ in modules_called(frame)]
             lives = _lives(handle.tensor(), key, modules)
             reference = storages.storage_ref(memory)
             one = _Storage(size, handle.place, self._path(*modules), lives, ref(handle), reference)

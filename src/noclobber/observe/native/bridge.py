@@ -12,15 +12,14 @@ from weakref import ref
 
 import torch
 
-from noclobber.model.events import Step
 from noclobber.model.forks import unlocked_in_child
 from noclobber.model.live_saves import LiveSaves
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles, reads, records, sites
 from noclobber.observe.core.seen.handles import Handle
-from noclobber.observe.core.seen.hot_path import Looks
-from noclobber.observe.core.seen.records import Backward, Record
+from noclobber.observe.core.seen.hot_path import HotPath, Looks
+from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.core.writes import kernel_functions, write_kernels
@@ -41,14 +40,13 @@ _CLASSES: tuple[type[Handle], ...] = (
 """By the number of `ViewKind` in live_saves.h."""
 
 
-class Bridge:
+class Bridge(HotPath):
     """A native part that is connected to a context. It stays so for the life of the process (core/seen/hot_path.py)."""
 
     def __init__(self, native: ModuleType, context: Context) -> None:
-        self._native: Any = native
         self._context = context
         self._moments = ctypes.c_int64.from_buffer(records.latest)  # not to be moved: the native part has its address
-        self._asked = SimpleNamespace(
+        asked = SimpleNamespace(
             kind_of=self._guarded(_kind_of),
             place_here=self._guarded(_place_here),
             identity=sites.identity,
@@ -61,19 +59,12 @@ class Bridge:
             accumulated=context.memory.accumulated.append,
             context=context,
             thread=context.thread,
-            watchers=context.calls.plain,
+            watchers=context.calls.plain.them,
             call_key=engine_state.CALL,
         )
-        """What the native part asks of Python, by name. It keeps what it has asked for, but for what is called instead
-        of it (`around_steps`, `around_backward`)."""
-        native.connect(self._asked, ctypes.addressof(self._moments))
-        self.hand_over, self.meet, self.alive = native.hand_over, native.meet, native.alive
-        self.place_of, self.place_here = native.place_of_node, native.place_here
-        self.views, self.leave, self.end = native.take_views, native.leave, native.end
-        self.save, self.fingerprint, self.memory_of = native.save, native.fingerprint, native.memory_of
-        self.gradients_behind, self.backward_begins = native.gradients_behind, native.backward_begins
-        self.set_step, self.set_sharing = native.set_step, native.share
-        self.set_careful, self.set_keeping = native.set_careful, native.set_keeping
+        native.connect(asked, ctypes.addressof(self._moments))
+        super().__init__(native, asked)
+        self.fingerprint: Callable[[torch.Tensor], int | None] = native.fingerprint
         records.following = native.next_moment
         reads.walk_with(partial(native.walk, reads.KINDS))
         unlocked_in_child(self)
@@ -110,49 +101,13 @@ class Bridge:
         self._native.enroll_write(base, overload, written, positions, flag, *kinds)
 
     def begin(self, *, watching: bool, attentive: Looks) -> None:
+        """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see."""
         native, live, memory = self._native, self._context.live, self._context.memory
         live.tell, memory.rereads.tell = native.saves_filed, native.rereads_filed
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
         native.begin(watching, digests.LARGE, *attentive, memory.followed, *unsorted)
-
-    def enter(
-        self,
-        hooks: hook_stack.Pair | None,
-        handed: object,
-        *,
-        contents: bool,
-        keeping: bool = False,
-        moved: object = None,
-    ) -> None:
-        pack, unpack = hooks if hooks is not None else (None, None)
-        self._native.enter(pack, unpack, handed, contents, keeping, moved)
-
-    def around_steps(
-        self,
-        before: Callable[..., None],
-        after: Callable[..., None],
-        is_ours: Callable[[type], bool],
-        about: Callable[[type, bool, Place | None], tuple[Written, Step]],
-    ) -> tuple[Callable[..., None], Callable[..., None]]:
-        asked = self._asked
-        asked.before_step, asked.after_step = before, after
-        asked.is_ours, asked.about_step = self._guarded(is_ours), self._guarded(about)
-        return self._native.before_step, self._native.after_step
-
-    def around_backward(
-        self, begins: Callable[..., Backward | None], ends: Callable[..., None], lines: int
-    ) -> tuple[Callable[..., Backward | None], Callable[..., None]]:
-        asked = self._asked
-        asked.begins, asked.ends, asked.lines = begins, ends, lines
-        return self._native.begin_backward, self._native.end_backward
-
-    def records(self) -> list[Record]:
-        return [Record(*fields) for fields in self._native.take_records()]
-
-    def forget(self, *, places: bool) -> None:
-        self._native.forget(places)
 
     def test(self) -> None:
         """Raise AssertionError if the native part does not take a save, a read, a release or a write as it should."""
@@ -249,7 +204,7 @@ def connect(context: Context) -> None:
 def begin(context: Context) -> None:
     """Let the native part take the usual saves and writes, where it is there and its self-test has passed."""
     global _bridge, _without
-    if _bridge is None or not context.by_key:
+    if _bridge is None:
         return
     if context.live.beside is None:
         try:
@@ -274,7 +229,7 @@ def end(context: Context) -> None:
 def forget(context: Context) -> None:
     """Drop the records of the native part."""
     if _bridge is not None:
-        _bridge.forget(places=context.entered == 0)
+        _bridge.forget(context.entered == 0)
 
 
 def why_not() -> str:

@@ -10,11 +10,11 @@ from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle, Needed, Suspect, compare
 from noclobber.observe.core.seen.records import Record
-from noclobber.observe.core.seen.sites import site_of
+from noclobber.observe.core.seen.sites import Place, site_of
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import fingerprint, same
-from noclobber.observe.witness.layout import geometry, touch
+from noclobber.observe.witness.layout import geometry, once, reach, touch
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors, each with the copy of its bytes."""
@@ -52,7 +52,7 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
                 if kept is None:
                     continue
                 copies.append((alias, kept))
-                _tell(context, noted, handle, storages.storage(kept).nbytes())
+                tell(context, noted.place, noted.written.op, handle, kept)
             if handle.digest is not None and geometry(kept)[2] != geometry(alias)[2]:
                 handle.digest = fingerprint(kept)  # a fingerprint depends on the order of the bytes
         give(context, handle, suspect, kept)
@@ -67,9 +67,10 @@ def give(context: Context, handle: Handle, suspect: Suspect, kept: torch.Tensor)
         context.live.moved(handle, old)
 
 
-def _tell(context: Context, noted: Record, handle: Handle, size: int) -> None:
-    again = isinstance(handle, Needed)
-    context.bus.keep(Kept(site_of(noted.place), noted.written.op, site_of(handle.place), size, 1, again))
+def tell(context: Context, place: Place | None, op: str, handle: Handle, kept: torch.Tensor) -> None:
+    """Report the copy of a save that was made before an operator at a place."""
+    size, again = storages.storage(kept).nbytes(), isinstance(handle, Needed)
+    context.bus.keep(Kept(site_of(place), op, site_of(handle.place), size, 1, again))
 
 
 NOT_COPIED = "writes to saves that PyTorch cannot copy"
@@ -97,12 +98,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same layout but without gaps. Each element is copied once, also of an expanded tensor."""
     if tensor.is_nested:
         return tensor.clone()
-    shape = tensor.shape
-    for dimension, stride in enumerate(tensor.stride()):
-        if stride == 0:
-            tensor = tensor.narrow(dimension, 0, min(1, shape[dimension]))
-    copy = tensor.clone()
-    return copy if copy.shape == shape else copy.expand(shape)
+    copy = once(tensor).clone()
+    return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)
 
 
 def _is_unread(needed: Needed, noted: Record) -> bool:
@@ -127,7 +124,6 @@ def _part(copied: torch.Tensor, copy: torch.Tensor, alias: torch.Tensor) -> torc
     if special or copied.dtype != alias.dtype or not copied.is_contiguous():
         return None
     offset = alias.storage_offset() - copied.storage_offset()
-    last = offset + sum((size - 1) * stride for size, stride in zip(alias.shape, alias.stride(), strict=True))
-    if offset < 0 or last >= copied.numel():
+    if offset < 0 or offset + reach(alias) >= copied.numel():
         return None
     return copy.as_strided(alias.shape, alias.stride(), copy.storage_offset() + offset)

@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from noclobber.model.kept import Kept
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle, Needed, Suspect
-from noclobber.observe.core.seen.sites import Place, caller, site_of
+from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.preserve.copy_before_write import Copies
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import fingerprint
+from noclobber.observe.witness.digests import fingerprint_aside
 from noclobber.observe.witness.layout import geometry, span_of, touch
 
 
@@ -71,7 +70,5 @@ def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Plac
     handle.suspect = suspect = Suspect()
     copy_before_write.give(context, handle, suspect, kept)
     if handle.digest is not None:
-        with modes.aside():
-            handle.digest = fingerprint(kept)
-    size = storages.storage(kept).nbytes()
-    context.bus.keep(Kept(site_of(place), op, site_of(handle.place), size, 1))
+        handle.digest = fingerprint_aside(kept)
+    copy_before_write.tell(context, place, op, handle, kept)

@@ -17,6 +17,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import custom_backwards
 from noclobber.observe.core.calls.custom_backwards import CustomBackwards
 from noclobber.observe.core.calls.custom_forwards import ForwardCall
+from noclobber.observe.core.calls.watchers import ALWAYS
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.handles import Handle, alias_of
@@ -85,7 +86,8 @@ def arm(context: Context, way: Way) -> None:
     """Compare the tensors that custom Functions keep as attributes of their ctx."""
     stashes = CtxSaves(context, way)
 
-    context.forwards.watch_ctx(way, stashes.take, stashes.forget)
+    context.forwards.watch(way, stashes.forward_begins)
+    way.add(context.forwards.forgets, way.entry(stashes.forget))
     context.customs.watch(way, stashes.begins)
 
 
@@ -98,6 +100,10 @@ class CtxSaves:
         self._held: WeakKeyDictionary[Node, list[CtxSave]] = WeakKeyDictionary()
         self._by_themselves: WeakSet[Node] = WeakSet()
         """Nodes that compare their stashes themselves (`_keep_comparing`)."""
+
+    def forward_begins(self, call: ForwardCall) -> Callable[[bool], None]:
+        """Return what records the stashes of a forward when it has returned."""
+        return lambda returned: self.take(call) if returned and call.kept else None
 
     def take(self, call: ForwardCall) -> None:
         """Record the stashes of a forward that has ended.
@@ -137,8 +143,8 @@ class CtxSaves:
     def _keep_comparing(self, ctx: Node) -> None:
         """Let the node itself call `compare`, so that its backward gets the kept bytes even after the
         preserving block has ended."""
-        weak, customs = ref(ctx), CustomBackwards()
-        customs.watch(self.way, self.compare, for_good=True)
+        weak, customs = ref(ctx), CustomBackwards(None)
+        customs.them.append((self.way, self.compare, ALWAYS))
         self._by_themselves.add(ctx)
         for name in custom_backwards.natives():
             _attributes(ctx)[name] = custom_backwards.of_node(self.way, weak, name, customs)
@@ -152,7 +158,7 @@ class CtxSaves:
 
         Returns what to call when the backward has ended; None where the ctx has no stashes.
         """
-        held = self.of(ctx)
+        held = self._held.get(ctx, [])
         if not held:
             return None
         changed = self.changed(ctx) if self._context.bus.listeners else []
@@ -173,10 +179,6 @@ class CtxSaves:
         if held:
             held[:] = [stash for stash in held if stash.name != name]
 
-    def of(self, ctx: Node) -> list[CtxSave]:
-        """Return the stashes of a ctx."""
-        return self._held.get(ctx, [])
-
     def changed(self, ctx: Node) -> list[tuple[CtxSave, Clobber | Later]]:
         """Return the stashes whose bytes have changed, each with the clobber to report if backward reads it.
 
@@ -184,7 +186,7 @@ class CtxSaves:
         """
         context, found = self._context, list[tuple[CtxSave, Clobber | Later]]()
         backward = reading()
-        for stash in self.of(ctx):
+        for stash in self._held.get(ctx, []):
             value = stash.tensor()
             elsewhere = value is not None and _is_elsewhere(stash, value)
             if value is None or (elsewhere and not _is_the_same(stash, value)):
@@ -211,7 +213,7 @@ class CtxSaves:
 
         What the backward wrote into its own stash is meant for the next backward. A stash that it dropped is forgotten.
         """
-        held = self.of(ctx)
+        held = self._held.get(ctx, [])
         if len(before) == len(held):
             for stash, was in zip(held, before, strict=True):
                 if was != _state(stash):

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.events import Tensor
 from noclobber.model.silent import GradientWrite
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.records import Backward
+from noclobber.observe.core.writes.operator_mode import OperatorMode
 from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint, same, same_but_for_zeros
 from noclobber.observe.witness.layout import geometry, touch
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 Notice = Callable[[GradientWrite], None]
-Added = Callable[..., object]
 
 
 def is_of_the_engine(frame: FrameType) -> bool:
@@ -180,7 +178,9 @@ class Deliveries:
         for after, each in handed or [(after, each) for after in following for each in made]:
             self._passed_on += [(spoil, after) for spoil in self._changed(each) if after is not None]
         to = [(after, tensor_state.identity(each)) for after, each in handed if isinstance(each, torch.Tensor)]
-        modes.push_mode(_Sums(self._way.entry(partial(self._added, following, to))))
+        # Nobody takes it off: the engine has each node begin with the modes of the call (torch 2.10 to 2.15;
+        # tests/observe/detectors/test_gradient_writes.py).
+        modes.push_mode(OperatorMode(self._way, partial(self._added, following, to)))
 
     def _close(self, spoil: Spoil) -> None:
         """Compare the bytes: the code that wrote has returned."""
@@ -199,6 +199,7 @@ class Deliveries:
         handed: list[tuple[Node | None, int]],
         func: Any,
         args: tuple[Any, ...],
+        _: object,
         frame: FrameType,
     ) -> None:
         """An operator was called after a node had run: the engine may add up what the `following` nodes get.
@@ -237,27 +238,6 @@ class Deliveries:
                 own = node is spoil.node and not (spoil.ran and (node, gradient) in results)
                 if not own and node not in spoil.heirs:
                     spoil.tell(node, self._notice)
-
-
-class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls `added` with the operators that run between a node and the next one: the engine adds up what nodes get.
-
-    Nobody takes it off: the engine has each node begin with the modes of the call (torch 2.10 to 2.15;
-    tests/observe/detectors/test_gradient_writes.py).
-    """
-
-    def __init__(self, added: Added) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._added = added
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: else torch imports its compiler (`allocations.OperatorMode`)."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._added(func, args, frame_above(1))
-        return func(*args, **(kwargs or {}))
 
 
 def _node_of(tensor: torch.Tensor | GradientEdge, nodes: Iterable[Node]) -> Node | None:

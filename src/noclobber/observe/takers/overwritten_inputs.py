@@ -26,7 +26,7 @@ from noclobber.observe.core.context import IN_GRAPH, Context, Look
 from noclobber.observe.core.seen.reads import tensors_held
 from noclobber.observe.core.seen.records import Backward, Record, record
 from noclobber.observe.core.seen.sites import Place, place_of
-from noclobber.observe.core.seen.written import Written
+from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
@@ -37,8 +37,6 @@ from noclobber.observe.witness.layout import Geometry, geometry, touch
 _ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
 _NODES = ("Mul", *("".join(word.capitalize() for word in name.split("_")) for name in ACTIVATIONS))
 """How the names of the nodes begin that these operators make. `dropout_` is a product."""
-_SHIFTS = ("aten::add_", "aten::sub_")
-"""Writes whose derivative with respect to what they overwrite is one: the gradient is that of the old value too."""
 _MOST = 256
 """How many tensors are remembered that hooks held when they were overwritten."""
 _MOST_STACKS = 4096
@@ -118,7 +116,7 @@ class AskedInputs:
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         """Note a write to a tensor of the graph that forward hooks hold."""
-        if not torch.is_grad_enabled() or written.op in _SHIFTS:
+        if not torch.is_grad_enabled() or written.op in SHIFTS:
             return
         stack, references = _stack(frame), sys.getrefcount(tensor)
         known = references <= self._unheld.get(stack, 0)

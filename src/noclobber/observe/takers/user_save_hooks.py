@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -151,15 +151,12 @@ def around(context: Context, pair: hook_stack.Pair) -> hook_stack.Pair:
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> object:
-        ended = way.guarded(_logged, context)
-        try:
-            value = pack(tensor)
-        except Exception as error:
-            without_own_frames(error)
-            raise
-        finally:
-            if ended is not None:
-                way.guarded(ended, also_off=True)
+        with way.guarded(_logged, context) or nullcontext():
+            try:
+                value = pack(tensor)
+            except Exception as error:
+                without_own_frames(error)
+                raise
         if not context.thread.watched:
             return value
         kept = way.guarded(lambda: _kept(context, tensor, value, place_of(sys._getframe(1))))
@@ -183,16 +180,10 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
     return passed_over(pack_and_keep), passed_over(unpack_and_compare)
 
 
-def _logged(context: Context) -> Callable[[], object] | None:
-    """Log writes inside operators that log none: a pack hook is the program's code and may write anywhere.
-
-    Returns a function that undoes this; None if writes are logged already.
-    """
-    if not context.by_key or not context.thread.watched or spare_key.key_works():
-        return None
-    stack = ExitStack()
-    stack.enter_context(spare_key.logged())
-    return stack.close
+def _logged(context: Context) -> AbstractContextManager[None] | None:
+    """Return what logs writes inside operators that log none: a pack hook is the program's code and may write anywhere.
+    None if writes are logged already."""
+    return None if not context.thread.watched or spare_key.key_works() else spare_key.logged()
 
 
 def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -231,7 +222,7 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     kept.packed = [packed for part in tensors if (packed := _packed(context, kept, tensor, part)) is not None]
     kept.is_copy = bool(tensors) and all(storages.storage_key(part) != key for part in tensors)
     if not kept.is_copy:
-        context.memory.expect(kept)
+        context.memory.rereads.add(kept)
         if context.contents is not None:
             kept.digest = fingerprint(tensor)
             context.contents.unread += kept.digest is None
@@ -249,7 +240,7 @@ def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.
         return None
     packed = _Packed(key, part, where=geometry(part))
     packed.original = None
-    context.memory.expect(packed)
+    context.memory.rereads.add(packed)
     if context.contents is not None and part.device == tensor.device:
         packed.digest = fingerprint(part)
         if (part.shape, part.dtype) == (tensor.shape, tensor.dtype) and stored_like(part) == stored_like(tensor):
@@ -305,7 +296,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
     node, call = engine_state.current_node(), here()
     if not clobbers.is_read(kept, node):
         return
-    found = []
+    found = list[Clobber]()
     for packed, tensor, digest in changed:
         given = None
         if isinstance(result, torch.Tensor) and packed.original is not None:
@@ -313,15 +304,11 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
         later = isinstance(digest, OnDevice) and call is not None
         if not later and same(packed.original, given):
             continue
-        make_clobber = _clobber(context, kept, packed, tensor, node, tensor._version, held=not later)
-        if later and call is not None:
+        other: torch.Tensor | bool | None = None
+        if later:
             with modes.aside():
                 other = differs(digest, packed.digest) & differs(given, packed.original)
-            call.later.append(clobbers.Later(other, make_clobber))
-            continue
-        clobber = make_clobber()
-        if digest is not None or any(write.overlaps for write in clobber.writes):
-            found.append(clobber)
+        found += _found(context, kept, packed, tensor, node, tensor._version, digest, other)
     policy.report(context, found)
 
 
@@ -341,20 +328,33 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     node = engine_state.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
     current = max(kept.version, *(tensor_state.version_of(one) or 0 for one in (tensor, original) if one is not None))
-    call = here()
-    what = change(kept.digest, digest, moved=moved or current != kept.version, waits=call is None)
-    if what is Change.LATER and call is not None:
-        if clobbers.is_read(kept, node):
-            other = clobbers.is_other_later(node, clobbers.field_of(kept, node), digest, kept.digest)
-            make_clobber = _clobber(context, kept, kept, tensor, node, current, held=False)
-            call.later.append(clobbers.Later(other, make_clobber))
+    what = change(kept.digest, digest, moved=moved or current != kept.version, waits=here() is None)
+    other: torch.Tensor | bool | None = None
+    if what is Change.LATER and clobbers.is_read(kept, node):
+        other = clobbers.is_other_later(node, clobbers.field_of(kept, node), digest, kept.digest)
+    elif what in (Change.NO, Change.LATER) or not clobbers.is_other(kept, node, tensor, kept.digest):
         return
-    if what is Change.NO or not clobbers.is_other(kept, node, tensor, kept.digest):
-        return
-    clobber = _clobber(context, kept, kept, tensor, node, current)()
-    if digest is None and not any(write.overlaps for write in clobber.writes):
-        return
-    policy.report(context, [clobber])
+    policy.report(context, _found(context, kept, kept, tensor, node, current, digest, other))
+
+
+def _found(
+    context: Context,
+    kept: UserSave,
+    read: Witness,
+    tensor: torch.Tensor,
+    node: Node | None,
+    current: int,
+    digest: Digest,
+    other: torch.Tensor | bool | None,
+) -> list[Clobber]:
+    """Return the clobber of the memory in `read`, whose fingerprint is `digest` now; none if no write is known and no
+    bytes are. Where `other` will tell whether they differ, that is left to the end of the call."""
+    make_clobber = _clobber(context, kept, read, tensor, node, current, held=other is None)
+    if other is not None and (call := here()) is not None:
+        call.later.append(clobbers.Later(other, make_clobber))
+        return []
+    clobber = make_clobber()
+    return [clobber] if digest is not None or any(write.overlaps for write in clobber.writes) else []
 
 
 def _clobber(
@@ -365,7 +365,7 @@ def _clobber(
     node: Node | None,
     current: int,
     *,
-    held: bool = True,
+    held: bool,
 ) -> Callable[[], Clobber]:
     """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no memory alive."""
     described = partial(clobbers.tensor_of, tensor) if held else clobbers.later_of(tensor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -25,11 +26,28 @@ def lookup(name: str) -> Any:
         raise UnsupportedTorch(f"torch {torch.__version__} has no `torch.{name}`; {supported}") from None
 
 
-def not_yet(*_: object) -> NoReturn:
-    """Stand in a module for a private name until `bind` has looked it up."""
-    raise RuntimeError("nothing is armed: call `required.look_up` first")
+class Name:
+    """Stands in a module for what PyTorch holds under a private name, until `bind` has looked it up."""
+
+    def __init__(self, path: str, meanwhile: object) -> None:
+        self.path, self._meanwhile = path, meanwhile
+
+    def __call__(self, *_: object) -> object:
+        if self._meanwhile is None:
+            raise RuntimeError("nothing is armed: call `required.look_up` first")
+        return self._meanwhile
 
 
-def bind(module: dict[str, Any], names: Mapping[str, str]) -> None:
+def name(path: str, meanwhile: object = None) -> Any:
+    """Return a `Name` for a module. Until it is bound, a call of it returns `meanwhile`, and raises without that."""
+    return Name(path, meanwhile)
+
+
+def names_in(module: ModuleType) -> dict[str, str]:
+    """Return what the names in a module that nobody has bound yet are called in PyTorch."""
+    return {key: value.path for key, value in vars(module).items() if isinstance(value, Name)}
+
+
+def bind(module: ModuleType, names: Mapping[str, str]) -> None:
     """Put into a module's names what PyTorch holds under private ones. Raises UnsupportedTorch, as `lookup` does."""
-    module.update({name: lookup(path) for name, path in names.items()})
+    vars(module).update({key: lookup(path) for key, path in names.items()})

@@ -7,8 +7,9 @@ from noclobber.observe.torch_api.autograd import engine_state, hook_stack
 from noclobber.observe.torch_api.dispatch import compile_guard, modes, registry, spare_key
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 
-MODULES = (compile_guard, engine_state, hook_stack, modes, registry, storages, tensor_state)
-"""The modules whose `NAMES` are private names of PyTorch."""
+MODULES = (compile_guard, engine_state, hook_stack, modes, registry, spare_key, storages, tensor_state)
+NAMES = {module: private.names_in(module) for module in MODULES}
+"""What each of their names is called in PyTorch."""
 
 
 def look_up() -> None:
@@ -16,7 +17,7 @@ def look_up() -> None:
 
     Raises UnsupportedTorch, which names the release and the missing name.
     """
-    for module in MODULES:
-        private.bind(vars(module), module.NAMES)
+    for module, names in NAMES.items():
+        private.bind(module, names)
     engine_state.engine()
-    spare_key.look_up()
+    spare_key.find()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from noclobber.observe.core.boundary import Way
@@ -23,11 +21,12 @@ def arm(context: Context, way: Way) -> None:
     tests/observe/transparent/test_registered_hooks.py).
     """
     native = private.lookup("_C._autograd.SavedTensor.register_hooks")
-    ours, another = way.entry(_ours, also_off=True), way.entry(_another, also_off=True)
+    ours = way.entry(_ours, also_off=True)
+    another = way.entry(native_saves.without_hooks()(native_saves.make), also_off=True)
 
     def register_hooks(saved: object, *args: object, **kwargs: object) -> None:
         handle = ours(saved)
-        theirs = None if handle is None else another(handle)
+        theirs = None if handle is None else another(handle.alias)
         if handle is None or theirs is None:
             native(saved, *args, **kwargs)
             return
@@ -49,12 +48,6 @@ def _ours(saved: object) -> Handle | None:
     if not isinstance(handle, Handle) or (handle.suspect is not None and handle.suspect.theirs is not None):
         return None
     return handle
-
-
-def _another(handle: Handle) -> Any:
-    """Return a save of the same tensor made by PyTorch itself, without hooks."""
-    with native_saves.without_hooks():
-        return native_saves.make(handle.alias)
 
 
 def _taken_over(context: Context, handle: Handle, old: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,13 +23,6 @@ _may_be_there = True
 """Whether tensors with names may have been made before the recorder was armed."""
 
 
-class Library(Protocol):
-    """The part of `torch.library.Library` that is used here."""
-
-    def impl(self, name: str, kernel: object, key: str, *, allow_override: bool) -> object: ...
-    def _destroy(self) -> object: ...
-
-
 def arm(context: Context, way: Way) -> None:
     """Make all operators bypass the kernels once a tensor has names, until the recorder disarms.
 
@@ -38,7 +31,7 @@ def arm(context: Context, way: Way) -> None:
     global _may_be_there
     if not hasattr(torch.Tensor, "refine_names"):
         return
-    passing: list[Library] = []
+    passing: list[Any] = []
 
     def pass_by() -> None:
         global _may_be_there
@@ -61,15 +54,15 @@ def arm(context: Context, way: Way) -> None:
         names.__set__(tensor, value)
 
     way.patches.put(torch.Tensor, "names", property(names.__get__, set_names, doc=names.__doc__))
-    if _may_be_there and spare_key.has_key():
+    if _may_be_there:
         _may_be_there = _are_there()
         if _may_be_there:
             pass_by()
 
 
-def _pass_by(passing: list[Library]) -> None:
+def _pass_by(passing: list[Any]) -> None:
     """Register a fallthrough over each kernel. The kernels stay registered, as one of them may be running."""
-    libraries: dict[str, Library] = {}
+    libraries: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for namespace, name in write_kernels.kernels:

@@ -15,6 +15,7 @@ import xxhash
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes, spare_key
 from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.witness.layout import once, reach
 
 LARGE = 64 * 1024
 """From this size on, in bytes, a tensor that is saved several times is read only once."""
@@ -127,9 +128,8 @@ def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
         return None
     if not storages.bytes_at(tensor) or not _has_all(tensor):
         return None
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     with modes.aside():
-        span = tensor.detach().as_strided((last + 1,), (1,)).clone()
+        span = tensor.detach().as_strided((reach(tensor) + 1,), (1,)).clone()
         return fingerprint(span.masked_fill_(span == 0, zero).as_strided(tensor.shape, tensor.stride(), 0))
 
 
@@ -141,6 +141,12 @@ def fingerprint(tensor: torch.Tensor) -> Digest:
     is there, it reads the usual tensors.
     """
     return _fingerprint(tensor) if (digest := of_usual(tensor)) is None else digest
+
+
+def fingerprint_aside(tensor: torch.Tensor) -> Digest:
+    """Return the fingerprint in the middle of the program's operators, unseen by its modes."""
+    with modes.aside():
+        return fingerprint(tensor)
 
 
 def _of_none(_: torch.Tensor) -> int | None:
@@ -172,11 +178,9 @@ def _fingerprint(tensor: torch.Tensor) -> Digest:
 
 def _has_all(tensor: torch.Tensor) -> bool:
     """Return True if the storage of a tensor reaches to its last element. A program may have made it smaller."""
-    if tensor.is_nested or tensor.is_contiguous():  # the sizes of a nested tensor are those of its parts
-        reach = tensor.numel()
-    else:
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return storages.storage(tensor).nbytes() >= (tensor.storage_offset() + reach) * tensor.itemsize
+    # The sizes of a nested tensor are those of its parts.
+    length = tensor.numel() if tensor.is_nested or tensor.is_contiguous() else 1 + reach(tensor)
+    return storages.storage(tensor).nbytes() >= (tensor.storage_offset() + length) * tensor.itemsize
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
@@ -295,12 +299,9 @@ def _scattered(tensor: torch.Tensor) -> int:
 
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view with each element once and the longest strides first. Its pieces are as long as possible."""
-    once = tensor.detach()
-    for dimension, stride in enumerate(once.stride()):
-        if stride == 0:
-            once = once.narrow(dimension, 0, min(1, once.shape[dimension]))
-    strides = once.stride()
-    return once.permute(sorted(range(once.dim()), key=lambda dimension: -strides[dimension]))
+    each = once(tensor.detach())
+    strides = each.stride()
+    return each.permute(sorted(range(each.dim()), key=lambda dimension: -strides[dimension]))
 
 
 def stored_like(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -110,6 +110,20 @@ def tensor_on(storage: StorageWeakRef, geometry: Geometry) -> torch.Tensor | Non
     return cast(torch.Tensor, shown)
 
 
+def once(tensor: torch.Tensor, strides: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Return a view with each element once: of a dimension that is expanded, in the tensor or by these strides, only
+    the first."""
+    for dimension, stride in enumerate(tensor.stride() if strides is None else strides):
+        if stride == 0:
+            tensor = tensor.narrow(dimension, 0, min(1, tensor.shape[dimension]))
+    return tensor
+
+
+def reach(tensor: torch.Tensor) -> int:
+    """Return how many elements lie between the first and the last element of a tensor."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def may_touch(saved: torch.Tensor, written: Geometry | None) -> bool:
     """Return False if a write cannot share a byte with a save. True is not exact: it only compares the two spans."""
     return meet(span_of(saved), span(written))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from noclobber.model.error import ClobberError
 from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls.watchers import ALWAYS, Watchers, finish
 from noclobber.observe.core.seen.records import Backward
 
 End = Callable[[object, BaseException | None], ClobberError | None]
@@ -16,33 +17,30 @@ Begin = Callable[[Backward], End | None]
 """Called before a backward call begins. Returns what to call at the end, None for nothing."""
 Ended = Callable[[Backward, object, BaseException | None], ClobberError | None]
 """Called as End is, with the call."""
-ALWAYS: Collection[object] = (None,)
 
 
 class BackwardCalls:
     """The watchers of backward calls. Most calls need none of them, and then cost little."""
 
     def __init__(self) -> None:
-        self.plain: list[tuple[Way, Begin, Collection[object]]] = []
-        """The watchers of every call, each with what must not be empty for it to be called."""
-        self.special: list[tuple[Way, Begin]] = []
-        """The watchers of calls that are more than `backward()`: of `torch.autograd.grad`, or with `create_graph`."""
-        self.with_python: list[tuple[Way, Begin]] = []
-        """The watchers of calls in which Python code runs."""
+        self.plain: Watchers[End, Backward] = Watchers(None, None)
+        """The watchers of every call."""
+        self._special: Watchers[End, Backward] = Watchers(None, None)
+        self._with_python: Watchers[End, Backward] = Watchers(None, None)
         self._ends: list[tuple[Way, Ended]] = []
         self._beginning = lock()
 
     def watch(self, way: Way, begin: Begin, among: Collection[object] = ALWAYS) -> None:
         """Call `begin` before every call while there is anything in `among`, until the way is taken off."""
-        way.add(self.plain, (way, begin, among))
+        self.plain.watch(way, begin, among)
 
     def watch_special(self, way: Way, begin: Begin) -> None:
         """Call `begin` before each call of `torch.autograd.grad`, and before each with `create_graph`."""
-        way.add(self.special, (way, begin))
+        self._special.watch(way, begin)
 
     def watch_python(self, way: Way, begin: Begin) -> None:
         """Call `begin` once in each call before any Python code runs in it."""
-        way.add(self.with_python, (way, begin))
+        self._with_python.watch(way, begin)
 
     def watch_ends(self, way: Way, ended: Ended) -> None:
         """Call `ended` at the end of each call that raised, or that left something to compare (`Backward.later`)."""
@@ -50,35 +48,20 @@ class BackwardCalls:
 
     def begin(self, call: Backward) -> None:
         """Tell the watchers that a call begins. What to call at its end goes into `call.ends`."""
-        for way, begin, among in tuple(self.plain):
-            if among:
-                _begins(call, way, begin)
+        call.ends += self.plain.begin(call)
         if call.call == "grad" or call.create_graph:
-            for way, begin in tuple(self.special):
-                _begins(call, way, begin)
+            call.ends += self._special.begin(call)
 
     def python_begins(self, call: Backward) -> None:
         """Tell the watchers that Python code may run in a call from now on."""
         with self._beginning:  # threads of the engine work for one call
-            if call.with_python:
-                return
-            call.with_python = True
-            for way, begin in tuple(self.with_python):
-                _begins(call, way, begin)
+            if not call.with_python:
+                call.with_python = True
+                call.ends += self._with_python.begin(call)
 
     def end(self, call: Backward, result: object, error: BaseException | None) -> ClobberError | None:
         """Call what the watchers want to be called at the end, the last first. Return the error to raise, if any."""
-        stopped = None
-        if error is not None or call.later:
-            for way, ended in reversed(self._ends):
-                stopped = way.guarded(ended, call, result, error, also_off=True) or stopped
+        left = self._ends if error is not None or call.later else []
+        stopped = finish(left, call, result, error)
         ends, call.ends = call.ends, []  # they refer to the call, which would keep its graph until a garbage collection
-        for way, end in reversed(ends):
-            stopped = way.guarded(end, result, error, also_off=True) or stopped
-        return stopped
-
-
-def _begins(call: Backward, way: Way, begin: Begin) -> None:
-    end = way.guarded(begin, call)
-    if end is not None:
-        call.ends.append((way, end))
+        return finish(ends, result, error) or stopped

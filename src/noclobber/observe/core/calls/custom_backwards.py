@@ -6,62 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.torch_api import private
+from noclobber.observe.core.calls.watchers import Watchers, finish
 from noclobber.observe.torch_api.frames import passed_over
 
-End = Callable[[object], object]
-"""Called with what the backward returned, or None if it raised."""
-Begin = Callable[[torch.autograd.graph.Node, tuple[object, ...]], End | None]
-"""Called with the node and its arguments before a backward runs. Returns what to call at its end, None for nothing."""
-
-
-class CustomBackwards:
-    """The watchers of these backwards."""
-
-    def __init__(self) -> None:
-        self._watching: list[tuple[Way, Begin]] = []
-
-    def watch(self, way: Way, begin: Begin, *, for_good: bool = False) -> None:
-        """Call `begin` before each backward until the recorder disarms; with `for_good` also after that."""
-        if for_good:
-            self._watching.append((way, begin))
-        else:
-            way.add(self._watching, (way, begin))
-
-    def begin(self, node: torch.autograd.graph.Node, args: tuple[object, ...]) -> list[tuple[Way, End]]:
-        """Tell the watchers that a backward begins, and return what to call at its end.
-
-        Raises ClobberError if the backward lacks what it needs.
-        """
-        ends: list[tuple[Way, End]] = []
-        try:
-            for way, begin in tuple(self._watching):
-                if (end := way.guarded(begin, node, args)) is not None:
-                    ends.append((way, end))
-        except BaseException:
-            self.end(ends, None)
-            raise
-        return ends
-
-    def end(self, ends: list[tuple[Way, End]], result: object) -> None:
-        """Call what `begin` returned, the last watcher first."""
-        for way, end in reversed(ends):
-            way.guarded(end, result, also_off=True)
+CustomBackwards = Watchers[Callable[[object], object], torch.autograd.graph.Node, tuple[object, ...]]
+"""The watchers of these backwards. Each is called with the node and its arguments, and at the end with what the
+backward returned, or None if it raised."""
 
 
 def natives() -> dict[str, Callable[..., object]]:
     """Return PyTorch's own methods that run a backward, by name."""
-    owner = private.lookup("autograd.function.BackwardCFunction")
-    return {name: getattr(owner, name) for name in ("apply", "apply_boxed") if hasattr(owner, name)}
+    names = ("apply", "apply_boxed")
+    return {name: getattr(BackwardCFunction, name) for name in names if hasattr(BackwardCFunction, name)}
 
 
 def arm(customs: CustomBackwards, way: Way) -> None:
     """Call the watchers whenever the backward of a custom Function runs."""
-    owner = private.lookup("autograd.function.BackwardCFunction")
     for name, native in natives().items():
-        way.patches.put(owner, name, _around(way, native, customs))
+        way.patches.put(BackwardCFunction, name, _around(way, native, customs))
 
 
 def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwards) -> Callable[..., object]:
@@ -70,10 +35,9 @@ def of_node(way: Way, node: Callable[[], Any], name: str, customs: CustomBackwar
 
     `node` returns the node. The function also works after everything else is disarmed.
     """
-    owner = private.lookup("autograd.function.BackwardCFunction")
 
     def native(itself: torch.autograd.graph.Node, *args: object) -> object:
-        return getattr(owner, name)(itself, *args)
+        return getattr(BackwardCFunction, name)(itself, *args)
 
     run = _around(way, passed_over(native), customs)
     return passed_over(lambda *args: run(node(), *args))
@@ -88,7 +52,7 @@ def _around(way: Way, native: Callable[..., object], customs: CustomBackwards) -
             result = native(self, *args)
         finally:
             if ends:
-                way.guarded(customs.end, ends, result)
+                way.guarded(finish, ends, result)
         return result
 
     return passed_over(apply)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction, Function
 
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls.watchers import Ends, Watchers, finish
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.torch_api.dispatch import modes
@@ -40,60 +41,20 @@ class ForwardCall:
         """None until the forward sets an attribute."""
         self.kept: dict[str, Place | None] = {}
         self.dirty: tuple[object, ...] = ()
-        self.ends: list[tuple[Callable[..., object], object]] = []
-        """What to call at the end, each with what its `begin` returned."""
+        self.ends: Ends[Callable[[bool], object]] = []
+        """What the watchers want to be called at the end."""
         self.result: object = None
         """What the call returned; known at its end."""
 
 
-State = TypeVar("State")
-
-
-class CustomForwards:
-    """The watchers of these forwards."""
+class CustomForwards(Watchers[Callable[[bool], object], ForwardCall]):
+    """The watchers of these forwards. Each is called at the end with True if the forward returned, False if it raised;
+    what it returned, and what it kept on its ctx, is on the call then."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Callable[..., object], Callable[..., object]]] = []
-        self._ctxs: list[tuple[Callable[..., object], Callable[..., object]]] = []
-
-    def watch(
-        self,
-        way: Way,
-        begin: Callable[[tuple[object, ...]], State | None],
-        end: Callable[[ForwardCall, State, bool], object],
-    ) -> None:
-        """Call `begin` with the arguments of every call; and if that returns anything, call `end` with the call, with
-        what `begin` returned, and with True if the forward returned, False if it raised."""
-        way.add(self._calls, (way.entry(begin), way.entry(end, also_off=True)))
-
-    def watch_ctx(
-        self,
-        way: Way,
-        kept: Callable[[ForwardCall], object],
-        forget: Callable[[torch.autograd.graph.Node, str], object],
-    ) -> None:
-        """Call `kept` with every call that has returned and kept something on its ctx, and `forget` with the ctx and
-        the name of an attribute that is set or deleted later."""
-        way.add(self._ctxs, (way.entry(kept), way.entry(forget)))
-
-    def begin(self, call: ForwardCall) -> None:
-        """Tell the watchers that a call begins."""
-        for begin, end in tuple(self._calls):
-            if (state := begin(call.args)) is not None:
-                call.ends.append((end, state))
-
-    def end(self, call: ForwardCall, returned: bool) -> None:
-        """Tell the watchers that a call has ended."""
-        for end, state in call.ends:
-            end(call, state, returned)
-        if returned and call.kept:
-            for kept, _ in tuple(self._ctxs):
-                kept(call)
-
-    def forget(self, ctx: torch.autograd.graph.Node, name: str) -> None:
-        """Tell the watchers that an attribute of a ctx was set or deleted after its forward."""
-        for _, forget in tuple(self._ctxs):
-            forget(ctx, name)
+        super().__init__(False)
+        self.forgets: list[Callable[[torch.autograd.graph.Node, str], object]] = []
+        """Those to call with the ctx and the name of an attribute that is set or deleted after the forward."""
 
 
 class _Calls(threading.local):
@@ -110,11 +71,12 @@ def arm(forwards: CustomForwards, memory: Memory, way: Way) -> None:
         if not memory.thread.watched or cls.__module__.startswith("torch.") or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)
-        forwards.begin(call)
+        call.ends = forwards.begin(call)
         return call
 
     def ended(call: ForwardCall, returned: bool) -> None:
-        forwards.end(call, returned)
+        ends, call.ends = call.ends, []  # they refer to the call, which would keep what it holds
+        finish(ends, returned)
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
             base = one._base if isinstance(one, torch.Tensor) and one.requires_grad else None
             if base is not None and not base.requires_grad:
@@ -164,11 +126,15 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
                 else:  # it never gets a tensor, as a list or a dict may
                     call.kept.pop(name, None)
         else:
-            forwards.forget(ctx, name)
+            forgotten(ctx, name)
+
+    def forgotten(ctx: _Ctx, name: str) -> None:
+        for forget in tuple(forwards.forgets):
+            forget(ctx, name)
 
     def __delattr__(ctx: _Ctx, name: str) -> None:
         del_native(ctx, name)
-        way.guarded(lambda: forwards.forget(ctx, name))
+        way.guarded(forgotten, ctx, name)
 
     noted = way.entry(was_set)
     way.patches.put(BackwardCFunction, "__setattr__", __setattr__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import ref
 
 import torch
@@ -22,6 +22,7 @@ from noclobber.observe.witness.digests import (
     Shown,
     as_stored,
     fingerprint,
+    fingerprint_aside,
     same,
     shown,
     stored_like,
@@ -158,16 +159,21 @@ class Aside(Handle):
     __slots__ = ()
 
 
-class Detached(NamedTuple):
-    """A `detach_`, and where it was called; None if that is not known."""
-
-    place: Place | None
-
-
 class Suspect:
     """What is known of a handle once writes may have changed its bytes."""
 
-    __slots__ = ("base", "blind", "detached", "kept", "made", "of_function", "spared", "theirs", "writes")
+    __slots__ = (
+        "base",
+        "blind",
+        "detached",
+        "detached_at",
+        "kept",
+        "made",
+        "of_function",
+        "spared",
+        "theirs",
+        "writes",
+    )
 
     def __init__(self) -> None:
         self.writes: list[tuple[Record, int]] = []
@@ -180,8 +186,10 @@ class Suspect:
         """The name of the node, and its output, that brought the tensor into the graph, if a write did; else None."""
         self.of_function = False
         """Whether the write, made with gradients off, was to a view that a custom Function returned."""
-        self.detached: Detached | None = None
-        """The `detach_` of the saved tensor after which PyTorch refuses to unpack it; None if there was none."""
+        self.detached = False
+        """Whether a `detach_` of the saved tensor was seen after which PyTorch refuses to unpack it."""
+        self.detached_at: Place | None = None
+        """Where that was called; None if it is not known."""
         self.kept: torch.Tensor | None = None
         """A copy of the bytes from before the first write that changes them; None if there is none."""
         self.spared = False
@@ -244,8 +252,7 @@ def compare(contents: Contents | None, handles: Iterable[Handle]) -> None:
     if contents is not None:
         for handle in handles:
             if handle.digest is None and not isinstance(handle, Needed):
-                with modes.aside():
-                    handle.digest = fingerprint(handle.alias)
+                handle.digest = fingerprint_aside(handle.alias)
 
 
 def moved(handle: Handle, alias: torch.Tensor, live: LiveSaves[Handle]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from operator import attrgetter
@@ -63,13 +63,11 @@ class Memory:
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
         self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
-        """Memory that will be read again although no handle keeps it. Writes to it are remembered too."""
-        self.followed: dict[int, int] = {}
-        """The storages of which all writes are remembered, with gradients off too, and how often this was asked for. It
-        is always the same object, so callers may keep it."""
-        self._returned: dict[int, storages.StorageRef] = {}
-        """Those of views that custom Functions returned of tensors outside of the graph."""
-        self._following = lock(threading.Lock)
+        """Memory that will be read again although no handle keeps it. Writes to it are remembered too, as long as the
+        witness lives."""
+        self.followed: dict[int, storages.StorageRef] = {}
+        """The storages of views that custom Functions returned of tensors outside of the graph: all writes to these are
+        remembered, with gradients off too. It is always the same object, so callers may keep it."""
         self.looks: dict[tuple[int, int], int] = {}
         """How often a line that writes to tensors in the graph is still asked whether it meets a live save, by the id
         of its code and the instruction. It is always the same object, so callers may keep it."""
@@ -135,46 +133,22 @@ class Memory:
             logged, count = self.logged, len(self.logged)
             old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
             some = self.live.any() or self.rereads.any()
-            needed = {key: some and self._is_needed(key) for key in {record.key for record in old}}
+            keys = {record.key for record in old}  # a finding may need the writes there, however old they are
+            needed = {key: some and (bool(self.live.at(key)) or self.is_reread(key)) for key in keys}
             logged[:count] = [record for record in old if needed[record.key]] + new
             self.limit = max(RECENT, 2 * len(logged))
         finally:
             self._pruning.release()
 
-    def _is_needed(self, key: int) -> bool:
-        """Return True if a finding may need the writes to a storage, however old they are."""
-        return bool(self.live.at(key)) or self.is_reread(key)
-
-    def expect(self, reread: Witness) -> None:
-        """Remember the writes to this memory as long as `reread` lives."""
-        self.rereads.add(reread)
-
     def returned_by_function(self, tensor: torch.Tensor) -> None:
         """Remember the writes to the memory of what a custom Function returned, if it is a view, while it is there."""
         key = storages.storage_key(tensor)
-        known = self._returned.get(key) if key is not None else None
+        known = self.followed.get(key) if key is not None else None
         if key is not None and (known is None or known.expired()) and tensor_state.is_view_of_function(tensor):
-            for other in [one for one, storage in self._returned.copy().items() if storage.expired()]:
-                if self._returned.pop(other, None) is not None:
-                    self.unfollow((other,))
-            if len(self._returned) < _MOST_VIEWS:
-                self._returned[key] = storages.storage_ref(tensor)
-                self.follow((key,))
-
-    def follow(self, keys: Iterable[int]) -> None:
-        """Remember all writes to these storages, until `unfollow` was called as often as this."""
-        with self._following:
-            for key in keys:
-                self.followed[key] = self.followed.get(key, 0) + 1
-
-    def unfollow(self, keys: Iterable[int]) -> None:
-        """Undo one `follow`."""
-        with self._following:
-            for key in keys:
-                if (left := self.followed.get(key, 0) - 1) > 0:
-                    self.followed[key] = left
-                else:
-                    self.followed.pop(key, None)  # it may be forgotten
+            for other in [one for one, storage in self.followed.copy().items() if storage.expired()]:
+                self.followed.pop(other, None)
+            if len(self.followed) < _MOST_VIEWS:
+                self.followed[key] = storages.storage_ref(tensor)
 
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
@@ -197,6 +171,5 @@ class Memory:
         self.several.clear()
         self.accumulated.clear()
         self.followed.clear()
-        self._returned.clear()
         self.looks.clear()
         looked_at.clear()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from noclobber.model.events import Step
+from noclobber.observe.core.seen.records import Record
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.torch_api.autograd.hook_stack import Pair
 from noclobber.observe.witness.digests import Digest
 
 if TYPE_CHECKING:
-    from noclobber.observe.core.seen.records import Backward, Record
+    from noclobber.observe.core.seen.records import Backward
     from noclobber.observe.core.seen.written import Written
     from noclobber.observe.witness.witness import MemoryOf
 
@@ -27,49 +29,74 @@ Looks = tuple[Sized, Mapping[int, object]]
 """What is called before every write, and what before the writes to a storage, by its key (`Context.attend`)."""
 
 
-class HotPath(Protocol):
-    """The native part. What it takes belongs to the thread that calls, if nothing else is said."""
+class HotPath:
+    """The native part. What it takes belongs to the thread that calls, if nothing else is said.
 
-    # -- saves, as a LiveSaves asks for them
+    `asked` is what it asks of Python, by name. It keeps what it has asked for, but for what is called instead of it
+    (`around_steps`, `around_backward`).
+    """
 
-    def hand_over(self, storage: int | None, /) -> None:
+    def __init__(self, native: Any, asked: SimpleNamespace) -> None:
+        self._native, self._asked = native, asked
+
+        # -- saves, as a LiveSaves asks for them
+
+        self.hand_over: Callable[[int | None], None] = native.hand_over
         """Put a Handle into the live table for every save on a storage, or for all saves (None)."""
-
-    def meet(self, storage: int, tensor: torch.Tensor, begin: int, end: int, /) -> bool:
+        self.meet: Callable[[int, torch.Tensor, int, int], bool] = native.meet
         """Put a Handle into the live table for every save that a write of a tensor to these bytes of a storage meets.
 
         Returns True if another save shares the tensor's version counter.
         """
-
-    def alive(self) -> int:
+        self.alive: Callable[[], int] = native.alive
         """Return how many saves there are of which no Handle was made, in all threads."""
-
-    def place_of(self, node: int, /) -> Place | None:
+        self.place_of: Callable[[int], Place | None] = native.place_of_node
         """Return where a node last saved; None if that is not known."""
-
-    def place_here(self) -> Place | None:
+        self.place_here: Callable[[], Place | None] = native.place_here
         """Return the place of the program's line that runs, as `sites.place_of` does."""
-
-    def save(self, tensor: torch.Tensor, contents: bool, /) -> SaveElsewhere | None:
-        """Return what is known of a tensor that is being saved; None if only Python can tell."""
-
-    def memory_of(self, tensor: torch.Tensor, /) -> MemoryOf | None:
+        self.save: Callable[[torch.Tensor, bool], SaveElsewhere | None] = native.save
+        """Return what is known of a tensor that is being saved, with its fingerprint if asked for; None if only Python
+        can tell."""
+        self.memory_of: Callable[[torch.Tensor], MemoryOf | None] = native.memory_of
         """Return what memory a tensor has; None if only Python can tell."""
 
-    # -- writes
+        # -- writes, and the graph
+
+        self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
+        """Return the operators that returned several views since the last call, as `Memory.views` holds them."""
+        self.backward_begins: Callable[[], Place | None] = native.backward_begins
+        """Hear that this thread is about to call the engine: a step that raised is over. Return the place."""
+        self.gradients_behind: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = native.gradients_behind
+        """Return the gradients that leaves have already and that a backward from these tensors may add to."""
+
+        # -- what it must know
+
+        self.end: Callable[[], None] = native.end
+        """Leave everything to Python."""
+        self.leave: Callable[[], None] = native.leave
+        """Leave this thread to Python."""
+        self.set_step: Callable[[Step | None, frozenset[int | None] | None], None] = native.set_step
+        """Hear to which step of an optimizer the writes of this thread belong from now on: those to the storages in the
+        set, and all where that is None."""
+        self.set_sharing: Callable[[bool], None] = native.share
+        """Hear whether a backward is under way in which bytes that are read twice need to be hashed once only."""
+        self.set_careful: Callable[[bool], None] = native.set_careful
+        """Hear whether writes to tensors in the graph must be checked too."""
+        self.set_keeping: Callable[[bool], None] = native.set_keeping
+        """Hear whether bytes are preserved."""
+        self.forget: Callable[[bool], None] = native.forget
+        """Drop the records; if True also what is known of lines, which nobody may be using then."""
 
     def records(self) -> list[Record]:
         """Return the writes that were taken since the last call, oldest first, in all threads."""
-
-    def views(self) -> list[tuple[int, str, Place | None]]:
-        """Return the operators that returned several views since the last call, as `Memory.views` holds them."""
+        return [Record(*fields) for fields in self._native.take_records()]
 
     def around_steps(
         self,
         before: Callable[..., None],
         after: Callable[..., None],
-        is_ours: Callable[[type], bool],
-        about: Callable[[type, bool, Place | None], tuple[Written, Step]],
+        is_ours: Callable[[type], bool | None],
+        about: Callable[[type, bool, Place | None], tuple[Written, Step] | None],
     ) -> tuple[Callable[..., None], Callable[..., None]]:
         """Return what to call before and after each step of an optimizer.
 
@@ -77,31 +104,21 @@ class HotPath(Protocol):
         optimizers is PyTorch's own; `about` returns what a record says of a step: of which type, whether it is fused,
         and where.
         """
+        asked = self._asked
+        asked.before_step, asked.after_step, asked.is_ours, asked.about_step = before, after, is_ours, about
+        return self._native.before_step, self._native.after_step
 
     def around_backward(
-        self, begins: Callable[..., Backward | None], ends: Callable[..., None], lines: int, /
+        self, begins: Callable[..., Backward | None], ends: Callable[..., None], lines: int
     ) -> tuple[Callable[..., Backward | None], Callable[..., None]]:
         """Return what to call before and after each backward call.
 
         They take the plain calls under `install`, and call `begins` and `ends` for all others. `lines` is for how many
         lines `Thread.boundaries` holds when they last ran a backward.
         """
-
-    def backward_begins(self) -> Place | None:
-        """Hear that this thread is about to call the engine: a step that raised is over. Return the place."""
-
-    # -- the graph
-
-    def gradients_behind(self, outputs: Sequence[torch.Tensor], /) -> Sequence[torch.Tensor]:
-        """Return the gradients that leaves have already and that a backward from these tensors may add to."""
-
-    # -- what it must know
-
-    def begin(self, *, watching: bool, attentive: Looks) -> None:
-        """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see."""
-
-    def end(self) -> None:
-        """Leave everything to Python."""
+        asked = self._asked
+        asked.begins, asked.ends, asked.lines = begins, ends, lines
+        return self._native.begin_backward, self._native.end_backward
 
     def enter(
         self,
@@ -117,22 +134,4 @@ class HotPath(Protocol):
         `contents` says that saves get fingerprints, `keeping` that bytes are preserved. `moved` is that of
         `Contents` where it is `only_foreign`.
         """
-
-    def leave(self) -> None:
-        """Leave this thread to Python."""
-
-    def set_step(self, step: Step | None, stepped: frozenset[int | None] | None, /) -> None:
-        """Hear to which step of an optimizer the writes of this thread belong from now on: those to the storages in
-        `stepped`, and all where that is None."""
-
-    def set_sharing(self, sharing: bool, /) -> None:
-        """Hear whether a backward is under way in which bytes that are read twice need to be hashed once only."""
-
-    def set_careful(self, careful: bool, /) -> None:
-        """Hear whether writes to tensors in the graph must be checked too."""
-
-    def set_keeping(self, keeping: bool, /) -> None:
-        """Hear whether bytes are preserved."""
-
-    def forget(self, *, places: bool) -> None:
-        """Drop the records; with `places` also what is known of lines, which nobody may be using then."""
+        self._native.enter(*(hooks or (None, None)), handed, contents, keeping, moved)

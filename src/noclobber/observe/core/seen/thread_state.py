@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 from weakref import ref
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from noclobber.model.events import Step
 from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.core.seen.sites import Place
@@ -46,8 +44,6 @@ class Thread(threading.local):
         self.history = History()
         self.hooks: hook_stack.Pair | None = None
         """Noclobber's pair of hooks on this thread; None if there is none."""
-        self.mode: TorchDispatchMode | None = None
-        """The mode that sees writes where the spare key does not work."""
         self.operators: AbstractContextManager[object] | None = None
         """The mode that sees every operator, if somebody asks for that."""
         self.entered = False

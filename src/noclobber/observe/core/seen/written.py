@@ -27,7 +27,7 @@ class Written(NamedTuple):
     undeclared: bool = False
     """Whether it writes although its schema does not say so."""
     fills: tuple[int, str] | None = None
-    """The argument that it writes after saving it, without moving a version (late_fills.py); None for most."""
+    """The argument that it writes after saving it, without moving a version (kernel_functions.py); None for most."""
 
     @property
     def only_moves(self) -> bool:
@@ -91,6 +91,10 @@ _MADE_OF = {"aten::rrelu_": "aten::rrelu_with_noise_"}
 """Operators that only make an argument and call another operator. The write is seen there."""
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 
+
+SHIFTS = ("aten::add_", "aten::sub_")
+"""Writes whose derivative with respect to what they overwrite is one: the gradient of the old value is that of the new
+value too, and one that skips such a write is right."""
 
 RECURRENT = frozenset(
     """

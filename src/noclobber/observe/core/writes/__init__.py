@@ -1,1 +1,1 @@
-"""How writes are seen: kernels on a spare dispatch key or a mode, the log, steps of optimizers."""
+"""How writes are seen: kernels on a spare dispatch key, the log, steps of optimizers."""

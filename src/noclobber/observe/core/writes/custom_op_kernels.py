@@ -58,8 +58,3 @@ def kernel(handle: _DispatchOperatorHandle, name: str) -> Callable[..., object]:
         return result
 
     return compared
-
-
-def before(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
-    """Do before an operator that runs without the kernel what the kernel does. Return what to call after it."""
-    return _around(name, args, kwargs) if _around is not None else None

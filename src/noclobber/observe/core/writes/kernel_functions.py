@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +13,10 @@ from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.core.seen.written import Written, tensors
-from noclobber.observe.core.writes import late_fills
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes, registry, spare_key
+from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.witness.digests import fingerprint_aside
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -25,6 +25,7 @@ Kernel = Callable[..., object]
 Before = Callable[[Written, torch.Tensor], After | None]
 """Called before each written tensor. What it returns, if not None, runs after the write. ClobberError stops it."""
 _NUMBERS = frozenset((bool, int, float, complex))
+COPIED = "what `rrelu` draws once the program's saved-tensor hooks have copied it (backward reads the copy)"
 
 _told: tuple[Context, Before] | None = None
 
@@ -112,7 +113,11 @@ def writing(name: str, written: Written) -> Kernel:
 
 
 def filling(kernel: Kernel, written: Written) -> Kernel:
-    """Return a kernel that also takes note of the argument that its operator fills after saving it."""
+    """Return a kernel that also takes note of the argument that its operator fills after saving it.
+
+    The noise of `rrelu` is one: the node saves an empty tensor, and the operator then draws into it. Backward reads the
+    filled tensor, so that is what counts as saved (torch 2.13; tests/observe/core/test_filled.py).
+    """
     position, name = written.fills or (0, "")
 
     def call(*args: Any, **kwargs: Any) -> object:
@@ -124,11 +129,30 @@ def filling(kernel: Kernel, written: Written) -> Kernel:
             raise
         if _told is not None:
             filled = kwargs[name] if name in kwargs else args[position]
-            last = len(written.arguments) == 1
-            _told[0].core.guarded(partial(late_fills.filled, _told[0], filled, node, last=last))
+            _told[0].core.guarded(_filled, _told[0], filled, node, len(written.arguments) == 1)
         return result
 
     return call
+
+
+def _filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> None:
+    """Take the fingerprints again of what a node has saved, as its operator has just filled that tensor.
+
+    `last` is True if the node saves nothing afterwards. An in-place operator still saves its result.
+    """
+    key = storages.storage_key(tensor)
+    if key is None:
+        return
+    for reference in context.thread.packed:
+        packed = reference()
+        if packed is not None and packed.key == key and packed.node == node:
+            packed.filled_last = last
+            if packed.is_copy:
+                context.bus.not_seen(COPIED)
+            packed.digest = None if packed.digest is None else fingerprint_aside(tensor)
+    for handle in context.live.at(key):
+        if handle.node == node and handle.digest is not None:
+            handle.digest = fingerprint_aside(tensor)
 
 
 def _may_be_numbers(op: OpOverload[..., object]) -> tuple[int, ...]:

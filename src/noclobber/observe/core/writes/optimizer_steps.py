@@ -47,8 +47,8 @@ def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
     # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
     both: tuple[Hook, Hook] = _before(context), _after(context)
-    if context.native is not None and context.by_key:
-        both = context.native.around_steps(*both, _is_ours, _about)
+    if context.native is not None:
+        both = context.native.around_steps(*both, context.core.entry(_is_ours), context.core.entry(_about))
     before, after = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
@@ -58,7 +58,7 @@ def _before(context: Context) -> Hook:
     """Return what is called before a step. It records the writes to parameters that a finding may need. PyTorch's own
     optimizers then run unlogged."""
     thread, live, rereads = context.thread, context.live, context.memory.rereads
-    watching, native, by_key, set_key = context.watching, context.native, context.by_key, spare_key.set_key
+    watching, native, set_key = context.watching, context.native, spare_key.set_key
     remember = _remembering(context)
 
     def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -69,7 +69,7 @@ def _before(context: Context) -> Hook:
         step = step_of(type(optimizer).__name__, place)
         closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
         # `differentiable=True` records the step itself.
-        rests = by_key and not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
+        rests = not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
         thread.step, thread.stepped = step, None
         if closure:
             # Only writes to parameters are the step's own.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from noclobber.model.error import UnsupportedTorch
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.written import NUMBERS_AS_TENSORS, RECURRENT, Written, makes_many_views, written_by
@@ -54,8 +55,6 @@ def connect(context: Context, before: Before) -> None:
     them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
     """
     kernel_functions.tell((context, before))
-    if not spare_key.has_key():
-        return
     if "_" not in _libraries:
         with _unwarned():
             library = registry.library("_")
@@ -87,7 +86,7 @@ def scan() -> None:
     """
     global _scanned
     now = registry.operators_may_have_changed()
-    if not spare_key.has_key() or now == _scanned or not _scanning.acquire(blocking=False):
+    if now == _scanned or not _scanning.acquire(blocking=False):
         return
     try:
         _scanned = now
@@ -101,7 +100,7 @@ def scan() -> None:
 def look_at(name: str) -> None:
     """Register the kernel that an operator needs, if it was not looked at before, or has another schema than then."""
     is_known, before = name in _known, _foreign.get(name)
-    if (is_known and before is None) or not spare_key.has_key():
+    if is_known and before is None:
         return
     schema = registry.schema(name)
     if schema is None or (before is not None and before == schema):
@@ -161,25 +160,26 @@ def _is_usual(schema: torch.FunctionSchema, written: Written | None) -> bool:
     return written.fills is None and written.op != "aten::set_" and all(one in _TAKEN for one in types)
 
 
-@cache
-def key_answers(context: Context) -> bool:
-    """Return True if a kernel on the spare key sees an `add_` in this release. A self-test, run once in a process."""
-    if not spare_key.has_key():
-        return False
-    seen: list[str] = []
+def _tried(context: Context, before: Before, run: Callable[[], object]) -> None:
+    """Run operators with `before` called at each write, unseen by the program's modes, and tell nobody else of them."""
     told = kernel_functions.told()
-    try:
-        connect(context, lambda written, tensor: seen.append(written.op))
+    connect(context, before)
+    with modes.no_modes(), modes.plain(), torch.inference_mode(False):  # modes may make other tensors of these
         spare_key.set_key(True)
         try:
-            torch.zeros(1).add_(1)
+            run()
         finally:
             spare_key.set_key(False)
-    except Exception:
-        return False
-    finally:
-        kernel_functions.tell(told)
-    return "aten::add_" in seen
+            kernel_functions.tell(told)
+
+
+@cache
+def test(context: Context) -> None:
+    """Raise UnsupportedTorch if a kernel on the spare key sees no `add_`. A self-test, run once in a process."""
+    seen: list[str] = []
+    _tried(context, lambda written, tensor: seen.append(written.op), lambda: torch.zeros(1, device="cpu").add_(1))
+    if "aten::add_" not in seen:
+        raise UnsupportedTorch(f"torch {torch.__version__} calls no kernel on its dispatch key {spare_key.KEY_NAME}")
 
 
 _counts: list[int] = []
@@ -193,15 +193,10 @@ def references_of_new(context: Context) -> int:
         if spare_key.below_versions() and type(tensor) is torch.Tensor:
             _counts.append(getrefcount(tensor))
 
+    def add() -> None:
+        one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
+        torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
+
     if not _counts:
-        told = kernel_functions.told()
-        connect(context, count)
-        spare_key.set_key(True)
-        try:
-            with modes.no_modes(), modes.plain():  # the program's modes may make other tensors of these
-                one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
-                torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
-        finally:
-            spare_key.set_key(False)
-            kernel_functions.tell(told)
+        _tried(context, count, add)
     return min(_counts, default=-1)

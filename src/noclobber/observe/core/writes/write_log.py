@@ -69,7 +69,7 @@ def _to_saves(context: Context) -> Before:
     tracking, untracked_writes, meet = torch.is_grad_enabled, context.untracked, context.parts.meet
     unseen = context.unseen
     is_inside, is_only_holder, followed = spare_key.below_versions, storages.is_only_holder, memory.followed
-    references = write_kernels.references_of_new(context) if context.by_key else -1
+    references = write_kernels.references_of_new(context)
     looks = memory.looks
     contents = context.contents
     begins = contents.begins_to_write if contents is not None else None

@@ -16,7 +16,7 @@ from noclobber.observe.core.seen.handles import Argument, Handle, OfView
 from noclobber.observe.core.seen.records import reading
 from noclobber.observe.describe import refusals
 from noclobber.observe.torch_api import before_2_12, private
-from noclobber.observe.torch_api.autograd import hook_stack
+from noclobber.observe.torch_api.autograd import hook_stack, native_saves
 from noclobber.observe.torch_api.tensors import storages
 
 _Given = list[tuple[Any, bool]]
@@ -51,11 +51,8 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
         except RuntimeError:
             if not way.guarded(are_ours, ours):
                 raise
-            hook_stack.pop_hooks()
-            try:
+            with native_saves.without_hooks():
                 save(frame, *args)
-            finally:
-                hook_stack.push_hooks(*ours)
         else:
             way.guarded(saved_inputs, frame, args)
 

@@ -22,7 +22,7 @@ from noclobber.observe.takers.checkpoint import taint
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.layout import geometry
+from noclobber.observe.witness.layout import geometry, once
 
 LOST = "a checkpointed region needs bytes that were overwritten, and noclobber failed to put them back"
 
@@ -293,8 +293,6 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:
     """Copy `data` into `memory`. Where the memory is expanded, copy each of its elements only once."""
-    for dimension, stride in enumerate(memory.stride()):
-        if stride == 0 and memory.shape[dimension] > 1:
-            memory, data = memory.narrow(dimension, 0, 1), data.narrow(dimension, 0, 1)
+    strides = memory.stride()
     with modes.aside():
-        memory.copy_(data)
+        once(memory, strides).copy_(once(data, strides))

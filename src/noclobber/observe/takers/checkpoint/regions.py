@@ -63,7 +63,7 @@ class RegionSave:
         self.rough: torch.Tensor | None = None
         """A summary of the numbers, where the second run may round differently."""
         self.filled_last = False
-        """True if the operator computes this save only after all is saved (late_fills.py)."""
+        """True if the operator computes this save only after all is saved (kernel_functions.py)."""
 
 
 def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
@@ -96,7 +96,7 @@ class CheckpointRegion:
             key = storages.storage_key(tensor) if known is None else known[0]
             if key is not None and key not in self.outside:
                 self.outside[key] = reread = Witness(key, tensor, known)
-                self.memory.expect(reread)
+                self.memory.rereads.add(reread)
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""
         self.count = 0
@@ -340,9 +340,7 @@ class CheckpointRegion:
 
     def _changed(self) -> Clobber | None:
         """Return the first clobber of what the policy keeps; None where there is none."""
-        differ = all_known([later.differs for later in self.changed])
-        found = (later.tell() for later, other in zip(self.changed, differ, strict=True) if other)
-        return next((clobber for clobber in found if clobber is not None), None)
+        return next(filter(None, clobbers.settled(self.changed)), None)
 
     def ask_later(
         self, call: Backward, node: Node | None, field: str, packed: RegionSave, tensor: torch.Tensor

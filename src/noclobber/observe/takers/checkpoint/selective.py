@@ -20,7 +20,7 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import fingerprint
+from noclobber.observe.witness.digests import fingerprint_aside
 from noclobber.observe.witness.witness import Change, change
 
 
@@ -105,8 +105,7 @@ def _compare(context: Context, save: PolicySave) -> None:
         return
     if save.alias._version != save.version:
         regions[-1].count_on.add(storages.storage_key(save.alias))
-    with modes.no_modes():
-        digest = None if save.digest is None else fingerprint(save.alias)
+    digest = None if save.digest is None else fingerprint_aside(save.alias)
     if change(save.digest, digest) is not Change.NO:
         if save.alias._version == save.version:
             _note_writes(context, save)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.reads import Reads
-from noclobber.observe.core.seen.written import Written, tensors, written_by
-from noclobber.observe.core.writes.write_mode import move_versions, versions_of_lists
+from noclobber.observe.core.seen.written import Written, tensors, what_is_written
+from noclobber.observe.core.writes.operator_mode import OperatorMode
 from noclobber.observe.describe import clobbers
 from noclobber.observe.takers.user_save_hooks import UserSave
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import Digest, all_known, differs, fingerprint, numbers, same, same_but_for_zeros
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
+from noclobber.observe.witness.digests import (
+    Digest,
+    all_known,
+    differs,
+    fingerprint_aside,
+    numbers,
+    same,
+    same_but_for_zeros,
+)
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 if TYPE_CHECKING:
@@ -38,9 +45,9 @@ class Before:
     """
 
     def __init__(self, read: Reads) -> None:
-        self._reached = [(tensor_state.Weak(tensor), _digest(tensor)) for tensor in read.tensors]
+        self._reached = [(tensor_state.Weak(tensor), fingerprint_aside(tensor)) for tensor in read.tensors]
         self._nodes = [node_of(tensor) for tensor in read.tensors]
-        self._given = [_digest(argument) for argument in read.given]
+        self._given = [fingerprint_aside(argument) for argument in read.given]
         # Only arguments with a node: a leaf that no longer requires a gradient gets none, with or without a region.
         self._leads_back = [argument.grad_fn is not None for argument in read.given]
 
@@ -89,11 +96,6 @@ _BASE_IS_LEAF = -1
 _LEAF = (True, None)
 
 
-def _digest(tensor: torch.Tensor) -> Digest:
-    with modes.no_modes():
-        return fingerprint(tensor)
-
-
 class Now:
     """What a region reads in its second run, by storage: `known` is all of it, `changed` holds other numbers than in
     forward."""
@@ -111,7 +113,7 @@ class Now:
         """The fingerprints in forward of whole tensors that changed, by address and number of elements."""
         self._counts: set[int] = set()
         """Storages of whole-number scalars, which count something, and of tensors without a fingerprint."""
-        others = all_known([differs(_digest(tensor), digest) for _, tensor, digest in keys])
+        others = all_known([differs(fingerprint_aside(tensor), digest) for _, tensor, digest in keys])
         for (key, tensor, digest), other in zip(keys, others, strict=True):
             if key is not None and (digest is None or (other and not same_but_for_zeros(tensor, digest))):
                 self.changed.setdefault(key, []).append(geometry(tensor))
@@ -129,7 +131,7 @@ class Now:
         return digest is not None and handle.digest is not None and not same(digest, handle.digest)
 
 
-class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Derived(OperatorMode):  # type: ignore[no-untyped-call]
     """Follows, operator by operator, which storages hold values computed from changed memory; or, if `moved`, values
     computed from tensors whose place in the graph changed.
 
@@ -138,8 +140,8 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, now: Now, way: Way, random_is_kept: bool, *, moved: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now, self._way = now, way
+        super().__init__(way, self._about_to_run)
+        self.now = now
         self.lost = False
         self._wiped_out = set[int | None]()
         """Storages of changed values that were multiplied by zeros which require a gradient. Many shortcuts begin with
@@ -150,32 +152,21 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._written: set[int | None] = set()
         self._first = engine_state.next_node()
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        written = self._way.guarded(written_by, func._schema)
-        versions = self._way.guarded(versions_of_lists, written, args, kwargs) if written is not None else None
-        result = func(*args, **kwargs)
-        if versions:
-            self._way.guarded(move_versions, versions)
-        with modes.plain():
-            self._way.guarded(lambda: self._follow(func, written, (args, kwargs), result))
-        return result
+    def _about_to_run(
+        self, func: OpOverload[..., object], args: tuple[object, ...], kwargs: dict[str, object], _: object
+    ) -> Callable[[object], None]:
+        def ran(result: object) -> None:
+            with modes.plain():
+                self._follow(func, (args, kwargs), result)
+
+        return ran
 
     def _follow(
-        self,
-        func: OpOverload[..., object],
-        written: Written | None,
-        given: tuple[tuple[object, ...], dict[str, object]],
-        result: object,
+        self, func: OpOverload[..., object], given: tuple[tuple[object, ...], dict[str, object]], result: object
     ) -> None:
         """Record what an operator that has run computed, and from what. `given` are its arguments."""
-        read = _tensors(given)
+        read, written = list(tensors_in(given)), what_is_written(func)
+        written = written if isinstance(written, Written) else None
         if written is not None and written.is_statistics:
             statistics = {id(tensor) for tensor in tensors(written, *given)}
             read = [tensor for tensor in read if id(tensor) not in statistics]
@@ -183,7 +174,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
         before = {storages.storage_key(tensor) for tensor in read}
         changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self.explains, read))
-        made = [storages.storage_key(tensor) for tensor in _tensors(result)]
+        made = [storages.storage_key(tensor) for tensor in tensors_in(result)]
         if changed and not self._moved and _has_factor_of_zeros(func._schema.name, given[0]):
             self._wiped_out.update(storages.storage_key(tensor) for tensor in read if self.explains(tensor))
         self.lost |= changed and not made and written is None
@@ -281,7 +272,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             return False
         kept = list(object.__getattribute__(node, "__dict__").values())
-        return any(map(self.explains, _tensors(kept)))
+        return any(map(self.explains, tensors_in(kept)))
 
 
 _FACTORS = {
@@ -313,10 +304,6 @@ def _is_zero(tensor: torch.Tensor) -> bool:
     with modes.aside():
         held = numbers(tensor)
         return held is not None and held.numel() > 0 and not held.any()
-
-
-def _tensors(values: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _points_into_one(node: object, saved: torch.Tensor) -> bool:

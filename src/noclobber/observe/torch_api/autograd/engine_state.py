@@ -14,25 +14,13 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 
-def _nothing_is(_: str) -> bool:
-    return False
-
-
-next_node: Callable[[], int] = private.not_yet
+next_node: Callable[[], int] = private.name("_C._autograd._get_sequence_nr")
 """Returns the number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
-current_node: Callable[[], Node | None] = private.not_yet
+current_node: Callable[[], Node | None] = private.name("_C._current_autograd_node")
 """Returns the node whose backward is running in this thread, None outside of one. It is set in an unpack hook."""
-_put_aside: Callable[[str, object], None] = private.not_yet
-_is_aside: Callable[[str], bool] = _nothing_is
-_aside: Callable[[str], object] = private.not_yet
-NAMES = {
-    "next_node": "_C._autograd._get_sequence_nr",
-    "current_node": "_C._current_autograd_node",
-    "_put_aside": "_C._stash_obj_in_tls",
-    "_is_aside": "_C._is_key_in_tls",
-    "_aside": "_C._get_obj_in_tls",
-}
-"""What each name here is called in PyTorch."""
+_put_aside: Callable[[str, object], None] = private.name("_C._stash_obj_in_tls")
+_is_aside: Callable[[str], bool] = private.name("_C._is_key_in_tls", False)
+_aside: Callable[[str], object] = private.name("_C._get_obj_in_tls")
 
 
 def engine() -> Callable[..., object]:

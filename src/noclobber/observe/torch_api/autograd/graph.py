@@ -270,8 +270,3 @@ def _check(saved: Saved) -> tuple[int, int] | None:
         if match:
             return int(match[1]), int(match[2])
     return None
-
-
-def is_of_custom_function(node: Node) -> bool:
-    """Return True for a node that a Function of Python's made, which is the `ctx` of its forward."""
-    return isinstance(node, torch.autograd.function.BackwardCFunction)

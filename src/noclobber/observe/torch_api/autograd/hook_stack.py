@@ -9,18 +9,13 @@ from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.torch_api import private
 
-Pair = tuple[Callable[..., object], Callable[..., object]]
+Hook = Callable[..., object]
+Pair = tuple[Hook, Hook]
 """A pack hook and its unpack hook."""
-push_hooks: Callable[[Callable[..., object], Callable[..., object]], None] = private.not_yet
-pop_hooks: Callable[[], None] = private.not_yet
-top_hooks: Callable[[bool], Any] = private.not_yet
+push_hooks: Callable[[Hook, Hook], None] = private.name("_C._autograd._push_saved_tensors_default_hooks")
+pop_hooks: Callable[[], None] = private.name("_C._autograd._pop_saved_tensors_default_hooks")
+top_hooks: Callable[[bool], Any] = private.name("_C._autograd._top_saved_tensors_default_hooks")
 """Returns the uppermost pair of saved-tensor hooks of this thread, or None without one."""
-NAMES = {
-    "push_hooks": "_C._autograd._push_saved_tensors_default_hooks",
-    "pop_hooks": "_C._autograd._pop_saved_tensors_default_hooks",
-    "top_hooks": "_C._autograd._top_saved_tensors_default_hooks",
-}
-"""What each name here is called in PyTorch."""
 
 
 def replace_hooks(these: Callable[[Pair], bool], by: Pair | None = None) -> None:

@@ -174,9 +174,7 @@ def _replace(old: object, new: object) -> None:
             setattr(sys.modules[name], key, new)
 
 
-_eval_frame = cast(ModuleType, private.not_yet)
-NAMES = {"_eval_frame": "_C._dynamo.eval_frame"}
-"""What the name here is called in PyTorch."""
+_eval_frame: ModuleType = private.name("_C._dynamo.eval_frame")
 
 
 def never_compile(function: Callable[..., object], *, nor_its_calls: bool = True) -> None:

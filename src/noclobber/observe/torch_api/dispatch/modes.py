@@ -10,19 +10,14 @@ import torch
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch.spare_key import unlogged
 
-plain: Callable[[], AbstractContextManager[None]] = private.not_yet
+plain: Callable[[], AbstractContextManager[None]] = private.name("_C.DisableTorchFunction")
 """Hides what noclobber asks of tensors from the program's `__torch_function__` modes."""
-transforms_active: Callable[[], bool] = private.not_yet
+transforms_active: Callable[[], bool] = private.name("_C._are_functorch_transforms_active")
 """Returns True while this thread is inside torch.func."""
-_modes_on_stack: Callable[[], int] = private.not_yet
-_without_modes: Callable[[], AbstractContextManager[object]] = private.not_yet
-NAMES = {
-    "plain": "_C.DisableTorchFunction",
-    "transforms_active": "_C._are_functorch_transforms_active",
-    "_modes_on_stack": "_C._len_torch_dispatch_stack",
-    "_without_modes": "utils._python_dispatch._disable_current_modes",
-}
-"""What each name here is called in PyTorch."""
+_modes_on_stack: Callable[[], int] = private.name("_C._len_torch_dispatch_stack")
+_without_modes: Callable[[], AbstractContextManager[object]] = private.name(
+    "utils._python_dispatch._disable_current_modes"
+)
 
 
 def no_modes() -> AbstractContextManager[object]:
@@ -42,10 +37,6 @@ def aside() -> Iterator[None]:
     They run outside of inference mode too: a tensor made there has no version counter, and cannot be written outside
     of that mode (torch 2.13; tests/observe/core/test_inference.py).
     """
-    with usual(), torch.no_grad(), unlogged(), no_modes(), plain():
+    usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    with usual, torch.no_grad(), unlogged(), no_modes(), plain():
         yield
-
-
-def usual() -> AbstractContextManager[object]:
-    """Leave the program's inference mode. Results can require a gradient again, except under `no_grad`."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()

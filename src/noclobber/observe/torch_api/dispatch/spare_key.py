@@ -1,43 +1,37 @@
-"""The spare dispatch key: kernels on it see the operators that write. A release that lacks it has a mode instead."""
+"""The spare dispatch key: kernels on it see the operators that write."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 import torch
 
+from noclobber.model.error import UnsupportedTorch
 from noclobber.observe.torch_api import private
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey, DispatchKeySet
 
-C: ModuleType = torch._C
-
-
 KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests. It sits above functorch and autograd, and nothing else uses it."""
 LOWER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
 """The next key of that kind below it. Only the native part passes calls on to it."""
-# The spare key. Where a release lacks any of these, a TorchDispatchMode is used instead.
 KEY: DispatchKey | None = None
-include = cast("Callable[[DispatchKey | None, bool], None]", None)
-exclude = cast("Callable[[DispatchKey | None, bool], None]", None)
+"""The spare key; None until `find` has found it."""
+include: Callable[[DispatchKey | None, bool], None] = private.name("_C._dispatch_tls_set_dispatch_key_included")
+exclude: Callable[[DispatchKey | None, bool], None] = private.name("_C._dispatch_tls_set_dispatch_key_excluded")
 """Skips a key in this thread, even if it is included."""
 KEYS_BELOW = cast("DispatchKeySet", None)
 """The keys below the spare key: a kernel on the spare key passes a call on to them."""
-below_versions: Callable[[], bool] = private.not_yet
-"""Returns True inside the kernel of an operator, below the key that counts versions: writes there move none.
-
-Only on the spare key: a TorchDispatchMode always runs below."""
-
-
-def has_key() -> bool:
-    """Return True if this release has the spare key. `write_kernels.key_answers` finds out whether the key works."""
-    return KEY is not None
+_is_included: Callable[[DispatchKey], bool] = private.name("_C._dispatch_tls_is_dispatch_key_included")
+_is_excluded: Callable[[DispatchKey | None], bool] = private.name("_C._dispatch_tls_is_dispatch_key_excluded")
+_key_of: Callable[[str], DispatchKey | None] = private.name("_C._parse_dispatch_key")
+_keys_below: Callable[[DispatchKey], DispatchKeySet] = private.name("_C._dispatch_keyset_full_after")
+below_versions: Callable[[], bool]
+"""Returns True inside the kernel of an operator, below the key that counts versions: writes there move none."""
 
 
 def set_key(on: bool) -> None:
@@ -47,18 +41,18 @@ def set_key(on: bool) -> None:
 
 def key_is_set() -> bool:
     """Return True if this thread's operators go through the spare key."""
-    return bool(KEY is not None and C._dispatch_tls_is_dispatch_key_included(KEY))
+    return KEY is not None and _is_included(KEY)
 
 
 def key_works() -> bool:
     """Return True if kernels see this thread's operators: the key is included and not excluded."""
-    return key_is_set() and not C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    return key_is_set() and not _is_excluded(KEY)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
     """Let kernels see the operators of a block, even inside an operator that runs without kernels."""
-    was_set, was_excluded = key_is_set(), C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    was_set, was_excluded = key_is_set(), _is_excluded(KEY)
     include(KEY, True)
     exclude(KEY, False)
     try:
@@ -95,26 +89,10 @@ def let_through() -> None:
             op.fallthrough(KEY)
 
 
-def counting() -> AbstractContextManager[None]:
-    """Let operators inside the block move version counters although they run below a dispatch mode.
-
-    gloo needs it: it gathers with a `copy_` that is counted.
-    """
-    guard: AbstractContextManager[None] = C._SetExcludeDispatchKeyGuard(C.DispatchKey.ADInplaceOrView, False)
-    return guard
-
-
-def look_up() -> None:
-    """Look up the key and what includes it; without the key `has_key` is False from then on."""
-    global KEY, include, exclude, KEYS_BELOW, below_versions
-    lookup = private.lookup
-    try:
-        KEY = lookup("_C._parse_dispatch_key")(KEY_NAME)
-        include = lookup("_C._dispatch_tls_set_dispatch_key_included")
-        exclude = lookup("_C._dispatch_tls_set_dispatch_key_excluded")
-        KEYS_BELOW = lookup("_C._dispatch_keyset_full_after")(KEY)
-        lookup("_C._dispatch_tls_is_dispatch_key_included")
-        counting = lookup("_C._parse_dispatch_key")("ADInplaceOrView")
-        below_versions = partial(lookup("_C._dispatch_tls_is_dispatch_key_excluded"), counting)
-    except RuntimeError:  # from `_parse_dispatch_key`: it knows no key of that name
-        KEY = None
+def find() -> None:
+    """Find the key, once the names are looked up. Raises UnsupportedTorch without; `write_kernels.test` tries it."""
+    global KEY, KEYS_BELOW, below_versions
+    KEY = _key_of(KEY_NAME)
+    if KEY is None:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no dispatch key {KEY_NAME}")
+    KEYS_BELOW, below_versions = _keys_below(KEY), partial(_is_excluded, _key_of("ADInplaceOrView"))

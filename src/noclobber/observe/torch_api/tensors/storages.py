@@ -24,22 +24,14 @@ if TYPE_CHECKING:
             """Return True once the storage is gone."""
 
 
-address: Callable[[torch.Tensor], int] = private.not_yet
+address: Callable[[torch.Tensor], int] = private.name("_C.TensorBase.data_ptr")
 """Returns what `tensor.data_ptr()` returns. The method itself may be replaced while noclobber is on
 (exported_saves.py)."""
-_has_storage: Callable[[torch.Tensor], bool] = private.not_yet
-_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = private.not_yet
-_storage_ref: Callable[[torch.UntypedStorage], StorageRef] = private.not_yet
-storage_holders: Callable[[int], int] = private.not_yet
+_has_storage: Callable[[torch.Tensor], bool] = private.name("_C._has_storage")
+_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = private.name("_C.TensorBase.untyped_storage")
+_storage_ref: Callable[[torch.UntypedStorage], StorageRef] = private.name("multiprocessing.reductions.StorageWeakRef")
+storage_holders: Callable[[int], int] = private.name("_C._storage_Use_Count")
 """Returns how many tensors share the storage with this `_cdata`. The storage's Python object counts as one more."""
-NAMES = {
-    "address": "_C.TensorBase.data_ptr",
-    "_has_storage": "_C._has_storage",
-    "_storage_of": "_C.TensorBase.untyped_storage",
-    "_storage_ref": "multiprocessing.reductions.StorageWeakRef",
-    "storage_holders": "_C._storage_Use_Count",
-}
-"""What each name here is called in PyTorch."""
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
@@ -71,9 +63,7 @@ STORED: set[type] = {*PLAIN}
 
 def _key_of_storage(tensor: torch.Tensor) -> int | None:
     """Return the key by the storage itself, which a subclass that wraps other tensors has too, without an address."""
-    try:
-        held = storage(tensor)
-    except (RuntimeError, NotImplementedError, AttributeError):
+    if (held := storage_or_none(tensor)) is None:
         return None
     identity: int = held._cdata
     if held.device.type == "meta":  # of a fake tensor too, which warns of a question for its address (torch 2.13)
@@ -117,6 +107,14 @@ def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
     """
     with modes.plain():
         return _storage(unwrapped(tensor))
+
+
+def storage_or_none(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return what `storage` returns; None of a tensor that has none."""
+    try:
+        return storage(tensor)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
 
 
 def storage_ref(tensor: torch.Tensor) -> StorageRef:

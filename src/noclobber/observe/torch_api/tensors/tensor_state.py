@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from types import GetSetDescriptorType, ModuleType
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 
@@ -13,22 +13,13 @@ from noclobber.observe.torch_api import private
 
 C: ModuleType = torch._C
 Thing = TypeVar("Thing")
-_data = cast(GetSetDescriptorType, private.not_yet)
-_cdata = cast(GetSetDescriptorType, private.not_yet)
-use_count: Callable[[torch.Tensor], int] = private.not_yet
+_data: GetSetDescriptorType = private.name("_C.TensorBase.data")
+_cdata: GetSetDescriptorType = private.name("_C.TensorBase._cdata")
+use_count: Callable[[torch.Tensor], int] = private.name("_C.TensorBase._use_count")
 """Returns how many holders a tensor has. All Python references together count as one."""
-_is_wrapped: Callable[[torch.Tensor], bool] = private.not_yet
-_unwrapped: Callable[[torch.Tensor], torch.Tensor] = private.not_yet
-_is_batched: Callable[[torch.Tensor], bool] = private.not_yet
-NAMES = {
-    "_data": "_C.TensorBase.data",
-    "_cdata": "_C.TensorBase._cdata",
-    "use_count": "_C.TensorBase._use_count",
-    "_is_wrapped": "_C._functorch.is_functorch_wrapped_tensor",
-    "_unwrapped": "_C._functorch.get_unwrapped",
-    "_is_batched": "_C._functorch.is_batchedtensor",
-}
-"""What each name here is called in PyTorch."""
+_is_wrapped: Callable[[torch.Tensor], bool] = private.name("_C._functorch.is_functorch_wrapped_tensor")
+_unwrapped: Callable[[torch.Tensor], torch.Tensor] = private.name("_C._functorch.get_unwrapped")
+_is_batched: Callable[[torch.Tensor], bool] = private.name("_C._functorch.is_batchedtensor")
 
 
 class Weak(weakref.ref[Thing]):
