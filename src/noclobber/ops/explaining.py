@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from noclobber.model.probe import Case, Formula, OperatorPage, Probe
 from noclobber.ops import formulas
-from noclobber.ops.probing import argument_names, mapped, probe, tensors_in
+from noclobber.ops.probing import argument_names, probe, tensors_in
 from noclobber.ops.samples import EVALUATION, TRAINING, Sample, samples_of
 from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import node_in_words
@@ -185,8 +186,7 @@ def _needing_of_module(sample: Sample, module: torch.nn.Module) -> Iterator[tupl
 
 def _with(args: tuple[Any, ...], chosen: set[int]) -> tuple[Any, ...]:
     """Return the arguments with the chosen tensors requiring a gradient."""
-    given: tuple[Any, ...] = mapped(lambda one: one.detach().requires_grad_(id(one) in chosen), args)
-    return given
+    return pytree.tree_map_only(torch.Tensor, lambda one: one.detach().requires_grad_(id(one) in chosen), args)
 
 
 def _case(call: str, needs: tuple[str, ...], result: Probe) -> Case:

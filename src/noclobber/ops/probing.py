@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.utils import _pytree as pytree
 
 from noclobber.model.overlap import Region, overlap
 from noclobber.model.probe import Operand, Probe, Role
@@ -168,7 +169,7 @@ def _called(
 
     with torch.enable_grad(), _seeded():
         function = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
-        args, kwargs = mapped(copied, list(args)), mapped(copied, dict(kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (list(args), dict(kwargs)))
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
             call.inputs.update({(inner, "input"): tensor for inner, tensor in tensors_in(value, name)})
         if isinstance(function, torch.nn.Module):
@@ -330,19 +331,6 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from tensors_in(inner, f"{name}[{key!r}]")
-
-
-def mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return a value with its tensors changed, in new lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(change, inner) for inner in value))
-    if type(value) in (list, tuple):
-        return type(value)(mapped(change, inner) for inner in value)
-    if type(value) is dict:
-        return {key: mapped(change, inner) for key, inner in value.items()}
-    return value
 
 
 def argument_names(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
