@@ -55,15 +55,8 @@ class Run:
         self._keeps_files = folder is not None
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
-        order = Order(
-            folder or new_folder(self.runs),
-            session.contents,
-            session.on_write,
-            first=session.first,
-            every=session.every,
-        )
         self._session = session
-        self._member = Member(order, session, self.crashes)
+        self._member = Member(Order(folder or new_folder(self.runs), session.handed_on()), session, self.crashes)
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]

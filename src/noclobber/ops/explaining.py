@@ -186,7 +186,8 @@ def _needing_of_module(sample: Sample, module: torch.nn.Module) -> Iterator[tupl
 
 def _with(args: tuple[Any, ...], chosen: set[int]) -> tuple[Any, ...]:
     """Return the arguments with the chosen tensors requiring a gradient."""
-    return pytree.tree_map_only(torch.Tensor, lambda one: one.detach().requires_grad_(id(one) in chosen), args)
+    given = pytree.tree_map_only(torch.Tensor, lambda one: one.detach().requires_grad_(id(one) in chosen), args)
+    return tuple(given)
 
 
 def _case(call: str, needs: tuple[str, ...], result: Probe) -> Case:

@@ -57,10 +57,9 @@ class Blocks:
 
     def _hand_on(self) -> None:
         if self._member is None or self._member.in_child:
-            session, folder = self.session, tempfile.mkdtemp(prefix="noclobber-")
+            folder = tempfile.mkdtemp(prefix="noclobber-")
             weakref.finalize(self, _remove, folder, os.getpid())
-            order = Order(folder, session.contents, session.on_write, session.watching, notes=True)
-            self._member = Member(order, session, [])
+            self._member = Member(Order(folder, self.session.handed_on()), self.session, [])
         self._member.begin()
 
     def _gather(self, member: Member) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -36,21 +36,16 @@ How = Literal["first", "forked", "started"]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a run asks of its processes.
+    """What a run asks of its processes. `options` are those of their sessions.
 
     `run` is the id of the first process, and `parent` of the one that hands the order on; both are empty in the first.
     `joining` is the module whose `join(order)` makes a new Python the Member that it is to be; empty for a plain one.
     """
 
     folder: str
-    contents: bool
-    on_write: Literal["record", "raise"]
-    watching: bool = True
-    notes: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
     run: str = ""
     parent: str = ""
-    first: int = 0
-    every: int = 0
     joining: str = ""
 
     def to_text(self) -> str:

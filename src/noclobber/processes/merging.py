@@ -153,9 +153,8 @@ class _Findings:
         if keys[1] not in self._parsed:
             finding = checked(_Shown, json_in(line)).shown
             self._parsed.add(keys[1])
-            known = self.found.setdefault(same, finding)
-            if known is not finding:
-                self.found[same] = known.with_facts_of(finding)
+            known = self.found.get(same)
+            self.found[same] = finding if known is None else known.with_facts_of(finding)
         if same not in counts:
             self.places.setdefault(same, []).append(file)
         counts[same] = max(int(keys[3]), counts.get(same, 0))
@@ -215,7 +214,7 @@ def report_of(folder: str, run: str = "", checkout: str = "") -> Report:
     for finding, places in findings.merged(checkout):
         seen_by = [processes[number] for number, _ in places]
         count = sum(read[number].counts[same] for number, same in places)
-        merged.append(replace(finding.repeated(count), processes=tuple(one.id for one in seen_by)))
+        merged.append(replace(finding, count=count, processes=tuple(one.id for one in seen_by)))
         if several:
             merged[-1] = replace(merged[-1], notes=(*finding.notes, f"seen {together(seen_by)}"))
     first = read[0]
