@@ -32,10 +32,9 @@ class Examination:
 
     def text(self, width: int | None = None) -> str:
         """One screen of text; what a bug report needs. Lines break between words at `width` cells, None for nowhere."""
-        most, lines = max(len(name) for name, _ in self.rows), []
+        most, lines = max(len(name) for name, _ in self.rows) + 2, []
         for name, said in self.rows:
-            first, below, said = f"{name:<{most}}  ", " " * (most + 2), visible(said)
-            lines += [f"{first}{said}"] if width is None else filled(said, width, first=first, below=below)
+            lines += filled(visible(said), width, first=f"{name:<{most}}", below=" " * most)
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

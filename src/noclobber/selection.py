@@ -119,8 +119,7 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
     for part in parts:
         code = _beginning(part) if isinstance(part, str) else None
         if code is None:
-            close = like(str(part), (name for one in catalogue() for name in (one.code, one.name)))
-            meant = f"; did you mean {close}?" if close else ""
+            meant = like(str(part), (name for one in catalogue() for name in (one.code, one.name)))
             raise SelectionError(
                 f"{where}: '{part}' is neither a code such as NC208 nor the beginning of one such as NC2{meant}"
             )

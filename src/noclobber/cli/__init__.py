@@ -76,10 +76,8 @@ def command_line() -> tuple[Parser, Verbs]:
         description="Find the in-place writes that break PyTorch gradients: where a tensor was saved, where it was "
         "overwritten, where backward needed it.",
         epilog="example: noclobber run train.py --epochs 1",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    parser.set_defaults(parser=parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb in (run, fix, explain, doctor, report):
         verb.add(verbs)

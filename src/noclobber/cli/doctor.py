@@ -18,7 +18,6 @@ def add(verbs: Verbs) -> None:
         help="say what works here",
         description="Say which versions are installed, which ways of seeing work with them, and whether a small silent "
         "error is found: what a bug report needs. The exit status is 0 if it is found.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--build-native",
@@ -32,7 +31,7 @@ def add(verbs: Verbs) -> None:
         help="instead remove what noclobber keeps outside of its package: its cache with the native part, and the "
         "files of runs that are over",
     )
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
+from noclobber.meant import asked
 from noclobber.render.text import filled
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ def add(verbs: Verbs) -> None:
         "and what may be overwritten; or say what an error text means. Without an argument, list the rules.",
         epilog="examples: noclobber explain NC101; noclobber explain relu; noclobber explain nn.BatchNorm2d; "
         "python train.py 2>&1 | noclobber explain -",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "what",
@@ -39,7 +39,7 @@ def add(verbs: Verbs) -> None:
         "--operators", action="store_true", help="print what every function of torch and torch.nn.functional keeps"
     )
     parser.add_argument("--markdown", action="store_true", help="with --operators: print a table of Markdown")
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -84,11 +84,8 @@ def carry_out(options: argparse.Namespace) -> int:
 
 def _list(rules: Iterable[Rule], width: int | None) -> str:
     """Return a line for each rule."""
-    lines = []
-    for one in rules:
-        line = f"{one.code}  {one.name:<22} {one.headline}"
-        lines += [line] if width is None else filled(line, width, below=" " * 8)
-    return "".join(f"{line}\n" for line in lines)
+    texts = (f"{one.code}  {one.name:<22} {one.headline}" for one in rules)
+    return "".join(f"{line}\n" for text in texts for line in filled(text, width, below=" " * 8))
 
 
 def _error(words: list[str], width: int | None) -> int | None:
@@ -160,8 +157,7 @@ def _unknown(word: str) -> int:
         *get_close_matches(word.lower(), [one.name for one in catalogue()]),
         *(operators[one] for one in get_close_matches(last, operators, cutoff=0.7)),
     ][:3]
-    meant = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else ""
-    hint = meant or "; `noclobber explain` lists the rules"
+    hint = asked(near) or "; `noclobber explain` lists the rules"
     return refuse(f"no rule `{word}`, and no operator of this name that can be tried{hint}")
 
 

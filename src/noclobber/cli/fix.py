@@ -31,7 +31,6 @@ def add(verbs: Verbs) -> None:
         "and checked if the write is refused and the gradient is the derivative of what the program computes. "
         "The exit status is 0 if every finding is fixed, or if there is none.",
         epilog="example: noclobber fix --write train.py --epochs 1",
-        allow_abbrev=False,
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
@@ -58,7 +57,7 @@ def add(verbs: Verbs) -> None:
         help="instead write in place where that lowers the peak of memory: proven to change no result, and measured",
     )  # fmt: skip
     add_selection(parser, updating=False)
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -90,8 +89,7 @@ def carry_out(options: argparse.Namespace) -> int:
                 given=given_of(options),
             )
     except (CannotFix, SelectionError) as reason:
-        close = file_like(options.program[0])
-        return refuse(f"{reason}; did you mean {close}?" if close else str(reason))
+        return refuse(f"{reason}{file_like(options.program[0])}")
     except KeyboardInterrupt:
         say("noclobber: interrupted; nothing was changed")
         return INTERRUPTED

@@ -26,13 +26,12 @@ def add(verbs: Verbs) -> None:
         "was killed are removed once they are shown. The exit status is 1 if an error counts "
         "(`--fail-on`).",
         epilog="example: noclobber report -o report.html report.json",
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
     add_format(parser)
     parser.add_argument("-o", dest="output", type=file_name, metavar="FILE", help="write to FILE instead of stdout")
     add_selection(parser)
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -58,9 +57,8 @@ def carry_out(options: argparse.Namespace) -> int:
         else:
             report = in_checkout(Report.from_json(text_of(options.file, "report")), current_folder())
     except (OSError, ReportError, Unreadable) as error:
-        close = file_like(options.file)
-        hint = f"; did you mean {close}?" if close else ""
-        return refuse(f"cannot read `{options.file}`: {getattr(error, 'strerror', None) or error}{hint}")
+        why = str(getattr(error, "strerror", None) or error)
+        return refuse(f"cannot read `{options.file}`: {why}{file_like(options.file)}")
     try:
         selection = selection_of(options)
         report = selected_of(report, options, selection, say)

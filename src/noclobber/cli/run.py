@@ -38,7 +38,6 @@ def add(verbs: Verbs) -> None:
         "or 1 if the program ended well but noclobber found an error (`--fail-on`). If the program is killed, what "
         "was found stays, and the next command of noclobber says once how to show it.",
         epilog="example: noclobber run -o report.json train.py --epochs 1",
-        allow_abbrev=False,
     )
     add_format(parser)
     parser.add_argument(
@@ -72,7 +71,6 @@ def add(verbs: Verbs) -> None:
     )  # fmt: skip
     add_fake(parser)
     add_selection(parser)
-    parser.set_defaults(parser=parser)
 
 
 def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.ExitStack) -> int:
@@ -119,7 +117,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
     except NotAProgram as reason:
         status = end_as_python(words, reason)
         if close := file_like(words[0]):
-            put(f"noclobber: did you mean {close}?\n", run.stderr)
+            put(f"noclobber: {close.removeprefix('; ')}\n", run.stderr)
         return status
     except KeyboardInterrupt:
         run.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
+from noclobber.model.units import counted
 from noclobber.render.diff import changes
 from noclobber.render.judged import left_out, nothing_found, unchecked
 from noclobber.render.text import (
@@ -17,6 +18,7 @@ from noclobber.render.text import (
     place,
     repository,
     shown_path,
+    table_of,
     visible,
 )
 
@@ -44,13 +46,11 @@ def _concise(finding: Finding) -> str:
 
 def statistics(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`12  NC101  stale-save  3 files`: how many findings of each code there are, the most first, and their files."""
-    counts = by_code(report)
-    digits = max((len(str(count)) for _, count, _ in counts), default=0)
-    longest = max((len(visible(one.rule)) for one, _, _ in counts), default=0)
-    return "".join(
-        f"{count:>{digits}}  {visible(one.code)}  {visible(one.rule):<{longest}}  {files} file{'s' * (files != 1)}\n"
-        for one, count, files in counts
-    )
+    rows = [
+        (str(count), visible(one.code), visible(one.rule), counted(files, "file"))
+        for one, count, files in by_code(report)
+    ]
+    return "".join(f"{line}\n" for line in table_of(rows, right=1))
 
 
 def by_code(report: Report) -> list[tuple[Finding, int, int]]:

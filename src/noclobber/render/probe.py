@@ -6,7 +6,7 @@ from html import escape
 
 from noclobber.model.probe import Operand, Probe
 from noclobber.model.units import size
-from noclobber.render.text import one_line, row_of, widths_of
+from noclobber.render.text import one_line, table_of
 
 NAMED = 3
 """How many keepers of one tensor are named."""
@@ -15,7 +15,7 @@ NAMED = 3
 def table(probe: Probe) -> str:
     """A line for each tensor, then what is kept in all; every line ends in a newline."""
     rows = [(one_line(one.name), _kind(one), _verdict(one)) for one in probe.operands]
-    lines = [f"  {row_of(row, widths_of(rows))}" for row in rows]
+    lines = [f"  {line}" for line in table_of(rows)]
     return "".join(f"{line}\n" for line in [one_line(probe.call), *lines, *_sum(probe)])
 
 

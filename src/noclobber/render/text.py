@@ -61,8 +61,11 @@ def one_line(text: str) -> str:
     return " ".join(line.strip() for line in broken(text) if line)
 
 
-def filled(text: str, width: int, *, first: str = "", below: str = "") -> list[str]:
-    """Return a text as lines of a width, broken between words; `first` and `below` are what the lines begin with."""
+def filled(text: str, width: int | None, *, first: str = "", below: str = "  ") -> list[str]:
+    """Return a text as lines of a width, broken between words; `first` and `below` are what the lines begin with. It is
+    one line where there is no width."""
+    if width is None:
+        return [f"{first}{text}"]
     most = max(width, NARROWEST)
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.wrap(text, most, initial_indent=first, subsequent_indent=below, **options)
@@ -71,6 +74,12 @@ def filled(text: str, width: int, *, first: str = "", below: str = "") -> list[s
 def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
     """Return how wide each column of a table is."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def table_of(rows: Sequence[Sequence[str]], *, right: int = 0) -> list[str]:
+    """Return the rows of a table as lines, its columns below each other."""
+    widths = widths_of(rows)
+    return [row_of(row, widths, right=right) for row in rows]
 
 
 def row_of(cells: Sequence[str], widths: Sequence[int], *, right: int = 0) -> str:
