@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from noclobber import warn
+from noclobber import render, warn
 from noclobber.answers import PrintedLedger, PrintedReport, Reporting
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
@@ -271,8 +271,6 @@ class preserve(_Block):
     @property
     def report(self) -> str:
         """The same in words, a line for each pair of lines."""
-        from noclobber import render
-
         return render.kept(self.kept)
 
     def __str__(self) -> str:
@@ -282,8 +280,6 @@ class preserve(_Block):
         return f"<noclobber.preserve: {self.report.splitlines()[0]}>"
 
     def _repr_html_(self) -> str:
-        from noclobber import render
-
         return render.preformatted(self.report)
 
 

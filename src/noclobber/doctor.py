@@ -6,7 +6,7 @@ import platform
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,22 +72,6 @@ def _torch(done: Examination) -> Iterator[tuple[str, str]]:
     except Exception as failure:
         done.works = False
         yield "watching", f"does not work: {type(failure).__name__}: {failure}"
-
-
-class NotBuilt(Exception):
-    """Why the native part was not built."""
-
-
-def build_native(say: Callable[[str], object]) -> Path:
-    """Build the native part and return its file; `say` is told each step before it begins. Raises NotBuilt."""
-    try:
-        from noclobber.observe.native import build
-    except (Exception, SystemExit) as failure:
-        raise NotBuilt(f"torch cannot be imported: {failure}") from None
-    try:
-        return build.build(say)
-    except build.NotBuilt as reason:
-        raise NotBuilt(str(reason)) from None
 
 
 def _devices(torch: Any) -> Iterator[str]:

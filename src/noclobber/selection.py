@@ -10,6 +10,7 @@ import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -219,24 +220,24 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
 
 def _commented(finding: Finding) -> str | None:
     """Return the reason of a comment that keeps a finding out; empty if it gives none, None if there is no comment."""
-    primary = finding.primary
-    for comment in _comments_in(primary.source) if primary is not None else ():
-        for found in _COMMENT.finditer(comment):
-            if any(finding.code.startswith(one) for name in _listed(found) if (one := _beginning(name))):
-                return found[2].strip()
+    lines = finding.primary.source if finding.primary is not None else ()
+    comments: list[str] = []
+    try:
+        comments += (comment for _, comment in _comments("\n".join(lines).lstrip()))
+    except (tokenize.TokenError, SyntaxError):  # the lines begin or end inside a string
+        comments += lines
+    for found in (found for comment in comments for found in _COMMENT.finditer(comment)):
+        if any(finding.code.startswith(one) for name in _listed(found) if (one := _beginning(name))):
+            return found[2].strip()
     return None
 
 
-def _comments_in(lines: Sequence[str]) -> Iterator[str]:
-    """The comments of some lines of a program; whole lines where these begin or end inside a string."""
-    if not any("noclobber:" in line for line in lines):
-        return
-    try:
-        for token in tokenize.generate_tokens(io.StringIO("\n".join(lines).lstrip()).readline):
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a text that may be for noclobber, with their lines. Raises TokenError and SyntaxError."""
+    if "noclobber:" in text:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
-                yield token.string
-    except (tokenize.TokenError, SyntaxError):
-        yield from lines
+                yield token.start[0], token.string
 
 
 def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[str, ...]:
@@ -254,7 +255,7 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
     found = []
     for path in sorted(set(paths)):
         at = real(path)
-        for line, comment in _comments(path):
+        for line, comment in _comments_of(path):
             there = f"{shown_path(path)}:{line}"
             understood = _COMMENT.match(comment)
             if understood is None:
@@ -274,18 +275,12 @@ def _listed(comment: re.Match[str]) -> list[str]:
     return [one.strip() for one in comment[1].split(",")]
 
 
-def _comments(path: str) -> Iterator[tuple[int, str]]:
+def _comments_of(path: str) -> Iterator[tuple[int, str]]:
     """The comments of a file that are for noclobber, with their lines."""
-    try:
-        with tokenize.open(path) as file:
-            text = file.read()
-        if "noclobber:" not in text:
-            return
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT and (found := _MEANT.search(token.string)):
-                yield token.start[0], found[0]
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return
+    with suppress(OSError, SyntaxError, ValueError, tokenize.TokenError), tokenize.open(path) as file:
+        for line, comment in _comments(file.read()):
+            if found := _MEANT.search(comment):
+                yield line, found[0]
 
 
 # -- the baseline ----------------------------------------------------------------------------------------------------

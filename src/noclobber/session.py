@@ -360,12 +360,12 @@ class Session:
         findings = self.advised(self.findings)
         return Report((*findings, *self.hints()), self.coverage(), program or {})
 
-    def proposed(self, program: dict[str, Any] | None = None) -> Report:
+    def proposed(self) -> Report:
         """Return the report as the rules make it, with words alone, for `fix` to try changes."""
         from noclobber.mend.words import worded
 
         said = (replace(one, suggestions=worded(one)) for one in self.findings)
-        return Report((*said, *self.hints()), self.coverage(), program or {})
+        return Report((*said, *self.hints()), self.coverage())
 
     def coverage(self) -> Coverage:
         """Return what is watched, or was until the end."""

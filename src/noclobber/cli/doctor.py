@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
+from noclobber.imports import torch_needed
 from noclobber.render.text import visible
 
 
@@ -40,17 +40,19 @@ def carry_out(options: argparse.Namespace) -> int:
         if options.build_native:
             options.parser.error("`--clean` removes what `--build-native` builds: leave one of them out")
         return _clean()
-    from noclobber.doctor import NotBuilt, build_native, examine
+    from noclobber.doctor import examine
     from noclobber.render.color import width_of
 
     if options.build_native:
+        with torch_needed():
+            from noclobber.observe.native import build
         try:
-            file = build_native(lambda step: say(f"native part: {step} ..."))
-        except NotBuilt as reason:
+            file = build.build(lambda step: say(f"native part: {step} ..."))
+        except build.NotBuilt as reason:
             return refuse(f"the native part is not built: {reason}")
         say(f"native part: built as {file}")
     done = examine()
-    out(done.text(width_of(sys.stdout, os.environ)))
+    out(done.text(width_of(sys.stdout)))
     return 0 if done.works else 1
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
+from noclobber.imports import torch_needed
 from noclobber.meant import asked
 from noclobber.render.text import filled
 
@@ -55,7 +54,7 @@ def carry_out(options: argparse.Namespace) -> int:
         return _operators(options)
     if options.markdown:
         options.parser.error("`--markdown` needs `--operators`: give both")
-    width = width_of(sys.stdout, os.environ)
+    width = width_of(sys.stdout)
     if not words:
         out(_list(catalogue(), width))
         return 0
@@ -116,20 +115,8 @@ def _operators(options: argparse.Namespace) -> int:
     from noclobber.render.color import width_of
     from noclobber.render.operator import operators
 
-    out(operators(cases_of_all(), width_of(sys.stdout, os.environ), markdown=options.markdown))
+    out(operators(cases_of_all(), width_of(sys.stdout), markdown=options.markdown))
     return 0
-
-
-class NoTorch(Exception):
-    """What was asked for needs PyTorch, which cannot be imported. Its text says why."""
-
-
-@contextlib.contextmanager
-def torch_needed() -> Iterator[None]:
-    try:
-        yield
-    except (Exception, SystemExit) as failure:
-        raise NoTorch(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
 
 
 def _operator(word: str, width: int | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -63,7 +62,6 @@ def add(verbs: Verbs) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
     from noclobber.fix.verb import CannotFix, fix, fix_hints
-    from noclobber.selection import SelectionError
 
     if options.unproven and options.hints:
         options.parser.error("`--hints` writes only what is proven: leave out `--unproven`")
@@ -74,10 +72,9 @@ def carry_out(options: argparse.Namespace) -> int:
     output = real(options.output) if options.output else ""
     if output and (why := unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
-
+    selection = selection_of(options)
+    require_baseline(selection, updating=False)
     try:
-        selection = selection_of(options)
-        require_baseline(selection, updating=False)
         what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
         with _progress() as tell:
             fixed = what(
@@ -88,7 +85,7 @@ def carry_out(options: argparse.Namespace) -> int:
                 tell=tell,
                 given=given_of(options),
             )
-    except (CannotFix, SelectionError) as reason:
+    except CannotFix as reason:
         return refuse(f"{reason}{file_like(options.program[0])}")
     except KeyboardInterrupt:
         say("noclobber: interrupted; nothing was changed")
@@ -103,8 +100,8 @@ def carry_out(options: argparse.Namespace) -> int:
         if not output:
             _show_patch(fixed.diff)
     finally:
-        color = wanted(sys.stderr, os.environ)
-        for line in fixed.lines(width_of(sys.stderr, os.environ)):
+        color = wanted(sys.stderr)
+        for line in fixed.lines(width_of(sys.stderr)):
             put(f"{_line(visible(line), color=color)}\n", sys.stderr)
     return fixed.status
 
@@ -121,7 +118,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
         if shown not in ("", text):
             put("\n", sys.stderr)
         shown = text
-        said = visible(f"noclobber: {text}")[: (width_of(sys.stderr, os.environ) or 80) - 12]
+        said = visible(f"noclobber: {text}")[: (width_of(sys.stderr) or 80) - 12]
         put(f"\r{said} ... {time.monotonic() - begun:.0f} s", sys.stderr)
 
     try:
@@ -136,7 +133,7 @@ def _show_patch(diff: str) -> None:
     from noclobber.render.terminal import patch_line
 
     if sys.stdout is not None and sys.stdout.isatty():
-        color = wanted(sys.stdout, os.environ)
+        color = wanted(sys.stdout)
         out("".join(f"{patch_line(visible(line), color=color)}\n" for line in diff.split("\n")[:-1]))
     elif diff:
         out(diff, raw=True)

@@ -51,6 +51,12 @@ class Parser(argparse.ArgumentParser):
         say(f"{self.prog}: error: {cut(message)}{self._meant(message)}")
         raise SystemExit(REFUSED)
 
+    def refuse_together(self, options: argparse.Namespace, one: str, *others: str) -> None:
+        """Refuse an option together with others."""
+        for other in others if getattr(options, one) else ():
+            if getattr(options, other):
+                self.error(f"--{one} and --{other.replace('_', '-')} do not go together")
+
     def _meant(self, message: str) -> str:
         """Ask for the option or the choice that is close to what argparse does not know."""
         if option := re.match(r"unrecognized arguments: (-[^\s=]+)", message):

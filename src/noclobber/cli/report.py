@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 
-from noclobber.cli.beside import checked, counts, notes
+from noclobber.cli.beside import below, counts, notes
 from noclobber.cli.output import add_format, file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
@@ -42,7 +42,6 @@ def carry_out(options: argparse.Namespace) -> int:
     from noclobber.reading import Unreadable, text_of
     from noclobber.render import render
     from noclobber.render.color import wanted, width_of
-    from noclobber.selection import SelectionError
 
     if options.output and (why := unwritable(real(options.output))):
         return refuse(f"cannot write `{options.output}`: {why}")
@@ -59,20 +58,17 @@ def carry_out(options: argparse.Namespace) -> int:
     except (OSError, ReportError, Unreadable) as error:
         why = str(getattr(error, "strerror", None) or error)
         return refuse(f"cannot read `{options.file}`: {why}{file_like(options.file)}")
-    try:
-        selection = selection_of(options)
-        report = selected_of(report, options, selection, say)
-    except SelectionError as reason:
-        return refuse(str(reason))
+    selection = selection_of(options)
+    report = selected_of(report, options, selection, say)
     if options.output:
         if why := unwritten(real(options.output), render(report, options.format)):
             return refuse(f"cannot write `{options.output}`: {why}")
         for line in [f"noclobber: {counts(report)}; the report is in {options.output}", *notes(report)]:
             say(line)
     else:
-        color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
+        color, width = wanted(sys.stdout), width_of(sys.stdout)
         out(render(report, options.format, color=color, width=width))
-        for line in [*checked(report), *notes(report)] if options.format in ("concise", "statistics") else ():
+        for line in below(report, options.format):
             say(line)
     if is_folder:
         leftover.forget(options.file, report, leftover.runs())

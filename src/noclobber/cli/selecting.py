@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-from noclobber.cli.output import unwritable, write
+from noclobber.cli.output import unwritable, unwritten
 from noclobber.model.report import Report
 from noclobber.render.text import current_folder, real, shown_path
 from noclobber.selection import (
@@ -87,10 +87,8 @@ def selected_of(
     left = selected(report, selection, must_exist=not options.update_baseline)
     if options.update_baseline:
         text, words = baseline_of(left, selection)
-        try:
-            write(selection.baseline, text)
-        except OSError as error:
-            raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {error.strerror}") from None
+        if why := unwritten(selection.baseline, text):
+            raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {why}")
         tell(f"noclobber: the baseline {shown_path(selection.baseline)} has {words}")
         left = selected(report, selection)
     return replace(left, pages=pages(left.findings))

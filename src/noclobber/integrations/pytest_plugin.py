@@ -145,12 +145,8 @@ class Watched:
             suppressed=(*report.suppressed, *(Suppressed(one, "external", "by mark") for one in marked)),
         )
 
-    def silent_errors(self) -> list[Finding]:
-        """Return what fails a test and nothing raised. What PyTorch raised, the test may be there to catch."""
-        return self.severe(self.findings[self.told :])
-
     def severe(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return those that fail a test, though nothing is raised."""
+        """Return those that fail a test, though nothing is raised. What is raised, the test may be there to catch."""
         return [one for one in findings if _is_severe(one, self._selection) and _is_silent(one)]
 
     @property
@@ -379,7 +375,7 @@ def _phase(item: pytest.Item) -> Generator[None, Any, Any]:
         raise
     finally:
         watched.in_phase = False
-    if watched.fails and (errors := watched.silent_errors()):
+    if watched.fails and (errors := watched.severe(watched.findings[watched.told :])):
         watched.has_failed_it = True
         pytest.fail(str(_Failure(errors)), pytrace=False)
     return done

@@ -152,23 +152,16 @@ def _needing(sample: Sample) -> Iterator[tuple[tuple[str, ...], Sample]]:
     if isinstance(sample.function, torch.nn.Module):
         yield from _needing_of_module(sample, sample.function)
         return
-    flat = [one for _, one in tensors_in(sample.args) if one.is_floating_point() or one.is_complex()]
-    subsets: list[tuple[int, ...]] = [(one,) for one in range(len(flat))]
-    if len(flat) > 1:
-        subsets.append(tuple(range(len(flat))))
-    names = list(_named(sample))
-    for subset in subsets:
-        chosen = {id(flat[at]) for at in subset}
-        args = _with(sample.args, chosen)
-        yield tuple(names[at] for at in subset if at < len(names)), replace(sample, args=args)
-
-
-def _named(sample: Sample) -> Iterator[str]:
-    """Yield the names of the differentiable tensors of a call, as the probe names them."""
-    for name, value in zip(argument_names(sample.function, sample.args, {}), sample.args, strict=False):
-        for inner, tensor in tensors_in(value, name):
-            if tensor.is_floating_point() or tensor.is_complex():
-                yield inner
+    names = argument_names(sample.function, sample.args, {})
+    named = [
+        (name, id(tensor))
+        for argument, value in zip(names, sample.args, strict=False)
+        for name, tensor in tensors_in(value, argument)
+        if tensor.is_floating_point() or tensor.is_complex()
+    ]
+    for subset in [*([one] for one in named), *[named] * (len(named) > 1)]:
+        args = _with(sample.args, {tensor for _, tensor in subset})
+        yield tuple(name for name, _ in subset), replace(sample, args=args)
 
 
 def _needing_of_module(sample: Sample, module: torch.nn.Module) -> Iterator[tuple[tuple[str, ...], Sample]]:

@@ -6,6 +6,7 @@ import re
 from xml.sax.saxutils import escape, quoteattr
 
 from noclobber.model.report import Report
+from noclobber.render import terminal
 from noclobber.render.judged import failure, nothing_found, unchecked, unwatched
 from noclobber.render.text import from_root, one_line, place, repository, visible
 
@@ -18,8 +19,6 @@ def junit(report: Report, *, color: bool = False, width: int | None = None) -> s
     """One suite. Errors are failures, warnings and hints are cases with their text as output; nothing found, one case
     that passes and says what was checked. A program that failed without an error of noclobber's is an error, and one
     that was not watched, or ran no backward, is skipped."""
-    from noclobber.render import terminal
-
     cases, root = [], repository()
     for finding in report.findings:
         primary = finding.primary

@@ -8,7 +8,7 @@ from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
 from noclobber.model.units import counted
 from noclobber.render.diff import changes
-from noclobber.render.judged import left_out, nothing_found, unchecked
+from noclobber.render.judged import beside, verdict
 from noclobber.render.text import (
     FIXING,
     broken,
@@ -71,11 +71,9 @@ def github(report: Report, *, color: bool = False, width: int | None = None) -> 
     command = fix_command(report.program)
     root = repository()
     lines = [_annotation(finding, command, root) for finding in report.findings]
-    said = unchecked(report) if report.findings else nothing_found(report)
+    said = verdict(report)
     notices = [said] if said else []
-    notices += [f"left out: {out}"] if (out := left_out(report)) else []
-    notices += [f"not watched: {one_line(unseen)}" for unseen in report.coverage.not_watched]
-    notices += map(one_line, report.coverage.notes)
+    notices += [text if kind == "note" else f"{kind}: {text}" for kind, text in beside(report)]
     lines += [f"::notice title=noclobber::{_escaped(one)}" for one in notices]
     return "".join(f"{line}\n" for line in lines)
 

@@ -6,6 +6,7 @@ from html import escape
 
 from noclobber.model.probe import Operand, Probe
 from noclobber.model.units import size
+from noclobber.render.html import markup
 from noclobber.render.text import one_line, table_of
 
 NAMED = 3
@@ -21,16 +22,13 @@ def table(probe: Probe) -> str:
 
 def html(probe: Probe) -> str:
     """The same as a table of HTML."""
-    rows = "".join(
-        f"<tr><td><code>{escape(one_line(one.name))}</code></td><td>{escape(_kind(one))}</td>"
-        f"<td>{escape(_verdict(one))}</td></tr>"
+    rows = [
+        (f"<code>{escape(one_line(one.name))}</code>", escape(_kind(one)), escape(_verdict(one)))
         for one in probe.operands
-    )
+    ]
+    heads = dict.fromkeys(("tensor", "kind", "before backward"), "")
     below = "".join(f"<p>{escape(line)}</p>" for line in _sum(probe))
-    return (
-        f"<table><caption>{escape(one_line(probe.call))}</caption><thead><tr><th>tensor</th><th>kind</th>"
-        f"<th>before backward</th></tr></thead><tbody>{rows}</tbody></table>{below}"
-    )
+    return markup.table(heads, rows, caption=escape(one_line(probe.call))) + below
 
 
 def _kind(operand: Operand) -> str:

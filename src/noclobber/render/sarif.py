@@ -13,7 +13,7 @@ from pathlib import PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
-from noclobber.model.finding import Finding, Label, Severity
+from noclobber.model.finding import Finding, Severity
 from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
@@ -107,7 +107,10 @@ def _result(finding: Finding, codes: list[str], root: str, fingerprint: str) -> 
     if primary is not None:
         result["locations"] = [{"physicalLocation": _physical(primary.span, root)}]
         others = [one for one in finding.labels if one is not primary]
-        result["relatedLocations"] = [_related(number, one, root) for number, one in enumerate(others, 1)]
+        result["relatedLocations"] = [
+            {"id": number, "message": {"text": one_line(one.text)}, "physicalLocation": _physical(one.span, root)}
+            for number, one in enumerate(others, 1)
+        ]
     return result
 
 
@@ -115,10 +118,6 @@ def _sentences(finding: Finding) -> Iterable[str]:
     yield one_line(finding.message)
     yield from (f"note: {one_line(note)}" for note in finding.notes)
     yield from (f"help: {one_line(one.message)}" for one in finding.suggestions)
-
-
-def _related(number: int, label: Label, root: str) -> dict[str, Any]:
-    return {"id": number, "message": {"text": one_line(label.text)}, "physicalLocation": _physical(label.span, root)}
 
 
 def _physical(span: Span, root: str) -> dict[str, Any]:

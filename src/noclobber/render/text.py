@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,11 +63,26 @@ def one_line(text: str) -> str:
 def filled(text: str, width: int | None, *, first: str = "", below: str = "  ") -> list[str]:
     """Return a text as lines of a width, broken between words; `first` and `below` are what the lines begin with. It is
     one line where there is no width."""
-    if width is None:
+    if width is None or cells(first + text) <= width:
         return [f"{first}{text}"]
-    most = max(width, NARROWEST)
-    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(text, most, initial_indent=first, subsequent_indent=below, **options)
+    lines, line = list[str](), first
+    for word in re.findall(r"\s*\S+", text):
+        if line != first and cells(line + word) > max(width, NARROWEST):
+            lines.append(line)
+            line = below + word.lstrip()
+        else:
+            line += word
+    return [*lines, line]
+
+
+def cells(text: str) -> int:
+    """Return the width of a text in terminal cells: 2 for most CJK characters and emoji, 0 for a combining mark.
+
+    This is the only import of rich. It is made when something is drawn, which most runs never do.
+    """
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:

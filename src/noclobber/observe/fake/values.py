@@ -273,10 +273,16 @@ class Answers:
             aten.masked_select.default: self._known_or("", aten.masked_select.default, self._masked_select),
             aten.repeat_interleave.Tensor: self._known_or("", aten.repeat_interleave.Tensor, self._repeats),
             aten.bincount.default: self._known_or("bincount", aten.bincount.default, self._bincount),
-            aten._unique2.default: self._known_or("unique", aten._unique2.default, self._unique),
-            aten.unique_dim.default: self._known_or("unique", aten.unique_dim.default, self._unique_dim),
+            aten._unique2.default: self._known_or(
+                "unique", aten._unique2.default, lambda tensor, *_, **__: self._distinct(tensor, None)
+            ),
+            aten.unique_dim.default: self._known_or(
+                "unique", aten.unique_dim.default, lambda tensor, dim, *_, **__: self._distinct(tensor, dim)
+            ),
             aten.unique_consecutive.default: self._known_or(
-                "unique", aten.unique_consecutive.default, self._unique_consecutive
+                "unique",
+                aten.unique_consecutive.default,
+                lambda tensor, _=0, __=0, dim=None: self._distinct(tensor, dim),
             ),
         }
 
@@ -376,17 +382,6 @@ class Answers:
     def _bincount(self, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
         dtype = torch.int64 if weights is None else weights.dtype
         return self._new((max(minlength, 2),), dtype, tensor.device)
-
-    def _unique(self, tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-        return self._distinct(tensor, None)
-
-    def _unique_dim(self, tensor: torch.Tensor, dim: int, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-        return self._distinct(tensor, dim)
-
-    def _unique_consecutive(
-        self, tensor: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
-    ) -> tuple[torch.Tensor, ...]:
-        return self._distinct(tensor, dim)
 
     def _distinct(self, tensor: torch.Tensor, dim: int | None) -> tuple[torch.Tensor, ...]:
         """Return some rows of a dimension, or elements of all; which one each is; and how often each is there."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from noclobber.model.finding import Finding
 from noclobber.model.page import PROGRAMS, Page
 from noclobber.model.report import Report
+from noclobber.render import layout
 from noclobber.render.html.kept import kept_for_backward
-from noclobber.render.html.markup import painted, prose, sentence
-from noclobber.render.judged import failure
+from noclobber.render.html.markup import painted, prose, sentence, table
+from noclobber.render.judged import beside, failure
 from noclobber.render.lines import by_code
 from noclobber.render.snippet import Row
 from noclobber.render.text import one_line, place_of_line, shown_path, typed, visible
@@ -67,16 +68,13 @@ def _command(report: Report) -> str:
 
 def _head(report: Report) -> str:
     """What was found, of which program, when and with what; then what was not watched, and what else to know."""
-    from noclobber.render import layout
-
     verdict = next((one for one in layout.SEVERITIES if report.count(one)), "none")
     if not report.findings and report.coverage.backwards:
         verdict = "none" if report.coverage.not_watched or failure(report) else "right"
     command = f"<p class='command'><code>{escape(_command(report))}</code></p>" if _command(report) else ""
     about = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _about(report))
-    coverage = report.coverage
-    notes = [("not watched", one) for one in coverage.not_watched] + [("note", one) for one in coverage.notes]
-    said = "".join(f"<p><b>{kind}</b> {sentence(one_line(text))}</p>" for kind, text in notes)
+    notes = ((kind, sentence(text)) for kind, text in beside(report) if kind != "left out")  # which the summary says
+    said = "".join(f"<p><b>{kind}</b> {text}</p>" for kind, text in notes)
     return (
         f"<header class='{verdict}'><p class='brand'>noclobber</p><h1>{sentence(layout.summary(report))}</h1>{command}"
         f"<dl>{about}</dl></header>" + (f"<div class='notes'>{said}</div>" if said else "")
@@ -98,14 +96,16 @@ def _about(report: Report) -> Iterator[tuple[str, str]]:
 def _codes(report: Report) -> str:
     """How many findings of each code there are, and what the code is about."""
     headlines = {one.code: sentence(one.headline) for one in report.pages}
-    rows = ""
-    for one, count, files in by_code(report):
-        what = f"<b>{escape(one_line(one.rule))}</b> {headlines.get(one.code, '')}"
-        numbers = f"<td class='n'>{count}</td><td class='n'>{files}</td>"
-        rows += f"<tr><td>{_code(one, headlines)}</td><td>{what}</td>{numbers}</tr>"
-    head = "<th>code</th><th>what</th><th class='n'>findings</th><th class='n'>files</th>"
-    table = f"<table class='codes'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f"<section>{table}</section>" if rows else ""
+    rows = [
+        (
+            _code(one, headlines),
+            f"<b>{escape(one_line(one.rule))}</b> {headlines.get(one.code, '')}",
+            *(str(count), str(files)),
+        )
+        for one, count, files in by_code(report)
+    ]
+    heads = {"code": "", "what": "", "findings": "n", "files": "n"}
+    return f"<section>{table(heads, rows, look='codes')}</section>" if rows else ""
 
 
 def _code(finding: Finding, known: Iterable[str]) -> str:
@@ -168,8 +168,6 @@ def _folding(finding: Finding, report: Report, known: Iterable[str]) -> str:
 
 def _details(finding: Finding) -> str:
     """The source window in two widths, of which a screen shows one; notes and help, each with what it changes."""
-    from noclobber.render import layout
-
     window, said = _apart(layout.details(finding, None))
     narrow, _ = _apart(layout.details(finding, NARROW))
     windows = "".join(
@@ -203,8 +201,6 @@ def _changes(rows: list[Row]) -> str:
 
 def _next(report: Report) -> str:
     """What to type next."""
-    from noclobber.render import layout
-
     found = "".join(
         f"<dt>{what}</dt><dd><code>{escape(command)}</code></dd>" for what, command in layout.commands(report)
     )
