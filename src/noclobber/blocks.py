@@ -207,7 +207,7 @@ class watch(_Block, Reporting):
             report = _counting(self._blocks)
             news = tuple(one for one in report.findings if one.identity() not in self._told)
             self._told |= known | {one.identity() for one in news}
-            warn.of_findings(replace(report, findings=news), function, beside=error)
+            warn.of_findings(replace(report, findings=news, ledger=None), function, beside=error)
 
     def _untold(self, failures: tuple[Lost, ...]) -> list[Lost]:
         news = [one for one in failures if one not in self._told]
@@ -223,7 +223,7 @@ class watch(_Block, Reporting):
     @property
     def report(self) -> PrintedReport:
         """Findings with the coverage: what was watched and what could not be. Comments on lines keep findings out."""
-        report = _printed(_counting(self._blocks), self._session.ledger())
+        report = _printed(_counting(self._blocks))
         return report if self._sampling is None else self._sampling.counted(report)
 
 
@@ -288,9 +288,9 @@ def _counting(blocks: Blocks) -> Report:
     return selected(blocks.report(), Selection())
 
 
-def _printed(report: Report, ledger: Ledger | None = None) -> PrintedReport:
-    """Return a report, with a ledger if there is one, as a program gets it."""
-    printed = PrintedLedger(**_fields(ledger)) if ledger is not None else None
+def _printed(report: Report) -> PrintedReport:
+    """Return a report, with its ledger if it has one, as a program gets it."""
+    printed = PrintedLedger(**_fields(report.ledger)) if report.ledger is not None else None
     return PrintedReport(**{**_fields(report), "ledger": printed})
 
 

@@ -8,11 +8,11 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from noclobber.model.error import UnsupportedTorch
+from noclobber.model.version import installed
 from noclobber.processes.member import is_pytorch
 from noclobber.render.text import filled, visible
 from noclobber.session import Session
@@ -42,15 +42,14 @@ def examine() -> Examination:
     """Look at this environment. Nothing is changed, and nothing stays armed."""
     done = Examination()
     rows = done.rows
-    rows.append(("noclobber", _version("noclobber") or "run from its source"))
+    rows.append(("noclobber", installed("noclobber") or "run from its source"))
     rows.append(("python", f"{platform.python_version()} ({platform.python_implementation()}), {platform.platform()}"))
     rows.append(("", sys.executable))
     rows += _torch(done)
     rows.append(("children", _children()))
-    installed = [f"{name} {known}" for name in OPTIONAL if (known := _version(name))]
-    missing = [name for name in OPTIONAL if not _version(name)]
-    rows.append(("optional", ", ".join(installed) or "nothing"))
-    if missing:
+    known = {name: installed(name) for name in OPTIONAL}
+    rows.append(("optional", ", ".join(f"{name} {found}" for name, found in known.items() if found) or "nothing"))
+    if missing := [name for name, found in known.items() if not found]:
         rows.append(("", f"not installed: {', '.join(missing)}"))
     return done
 
@@ -132,10 +131,3 @@ def _children() -> str:
     return (
         f"forked ones are watched; new Pythons are not, because `{_PTH}` is not installed: install noclobber with pip"
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -105,7 +104,7 @@ class Run:
     def _stopped(self, early: Callable[[Report], object]) -> None:
         if not self.in_child:
             with self.kept_apart():
-                early(replace(self._session.report(), ledger=self._session.ledger()))
+                early(self._session.report())
 
     def _left(self, report: Callable[[], int], status: int) -> int:
         self.status = status
@@ -149,7 +148,7 @@ class Run:
         torch = sys.modules.get("torch") if member.watched else None
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         self._session.stop()
-        return replace(with_own(files, self._session, about), ledger=self._session.ledger())
+        return with_own(files, self._session, about)
 
     def _measured(self) -> str:
         """Say how long noclobber's Python took, and what the native part would leave of that; empty if it was little.

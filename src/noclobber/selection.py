@@ -139,7 +139,8 @@ def _beginning(name: str) -> str | None:
 
 def from_project(folder: str) -> Selection:
     """Return what `[tool.noclobber]` in the nearest pyproject.toml says. Raises SelectionError."""
-    path = next((one for one in _upwards(folder) if one.is_file()), None)
+    here = Path(folder).absolute()
+    path = next((one for above in (here, *here.parents) if (one := above / "pyproject.toml").is_file()), None)
     if path is None:
         return Selection()
     try:
@@ -185,17 +186,12 @@ def _table(path: Path) -> Any:
     return tool.get("noclobber", {})
 
 
-def _upwards(folder: str) -> Iterator[Path]:
-    here = Path(folder).absolute()
-    yield from (one / "pyproject.toml" for one in (here, *here.parents))
-
-
 def selected(report: Report, selection: Selection, *, must_exist: bool = True) -> Report:
     """Return the report with what counts; all else is among `suppressed`.
 
     Raises SelectionError where the baseline cannot be read.
     """
-    written = _read(selection.baseline, must_exist=must_exist) if selection.baseline else Counter()
+    written = read_baseline(selection.baseline, must_exist=must_exist) if selection.baseline else Counter()
     known = Counter({key: count for key, count in written.items() if selection.has(key[0])})
     left, out = [], list(report.suppressed)
     for finding in report.findings:
@@ -294,7 +290,7 @@ def baseline_of(report: Report, selection: Selection) -> tuple[str, str]:
     path = selection.baseline
     findings = [*report.findings, *(one.finding for one in report.suppressed if one.reason == _KNOWN)]
     keys = Counter(_key(one, path) for one in findings)
-    old = _read(path, must_exist=False)
+    old = read_baseline(path, must_exist=False)
     keys.update({key: count for key, count in old.items() if not selection.has(key[0])})
     entries = [
         {"code": code, "path": where, "source": source, "count": count}
@@ -317,12 +313,9 @@ def _key(finding: Finding, baseline: str) -> tuple[str, str, str]:
     return finding.code, PurePath(path).as_posix(), "\n".join(line.strip() for line in primary.source)
 
 
-def require(path: str, *, must_exist: bool) -> None:
-    """Raise SelectionError where a baseline cannot be read; one that is missing may be made later."""
-    _read(path, must_exist=must_exist)
-
-
-def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
+def read_baseline(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
+    """Return how often each finding stands in a baseline; none where it is missing and need not exist. Raises
+    SelectionError where it cannot be read."""
     if not os.path.exists(path):
         if must_exist:
             raise SelectionError(

@@ -35,8 +35,6 @@ class Session:
         return Report(program=program)
     def coverage(self):
         return Coverage()
-    def ledger(self):
-        return None
     def pass_through(self, name, *given):
         print("session", name, *given, flush=True)
         if name == crash:

@@ -73,9 +73,7 @@ def carry_out(options: argparse.Namespace) -> int:
         else:
             unknown = unknown or word
     if unknown and not pages and " " in " ".join(words):
-        for line in _NO_ERROR_OF_PYTORCH:
-            say(line)
-        return 1
+        return _no_error()
     if pages:
         out("\n".join(pages))
     return _unknown(unknown) if unknown else 0
@@ -101,10 +99,14 @@ def _error(words: list[str], width: int | None) -> int | None:
     if text is not None:
         out(page(text, width))
         return 0
-    if not on_stdin:
-        return None
-    for line in _NO_ERROR_OF_PYTORCH:
-        say(line)
+    return _no_error() if on_stdin else None
+
+
+def _no_error() -> int:
+    """Say that a text is no error that noclobber explains; return the exit status."""
+    say("noclobber: this is not one of PyTorch's in-place errors")
+    run = "noclobber run train.py"
+    say(f"Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: {run}")
     return 1
 
 
@@ -146,9 +148,3 @@ def _unknown(word: str) -> int:
     ][:3]
     hint = asked(near) or "; `noclobber explain` lists the rules"
     return refuse(f"no rule `{word}`, and no operator of this name that can be tried{hint}")
-
-
-_NO_ERROR_OF_PYTORCH = (
-    "noclobber: this is not one of PyTorch's in-place errors",
-    "Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: noclobber run train.py",
-)

@@ -16,7 +16,7 @@ from noclobber.selection import (
     baseline_of,
     codes,
     from_project,
-    require,
+    read_baseline,
     selected,
 )
 
@@ -72,7 +72,7 @@ def require_baseline(selection: Selection, *, updating: bool) -> None:
     if path and updating and (why := unwritable(path)):
         raise SelectionError(f"cannot write the baseline `{path}`: {why}")
     if path:
-        require(path, must_exist=not updating)
+        read_baseline(path, must_exist=not updating)
 
 
 def selected_of(

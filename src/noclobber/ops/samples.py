@@ -116,24 +116,15 @@ _PARTICULAR: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )  # fmt: skip
 """The arguments of operators, functions and modules that no guess from their names would give."""
 PARTICULAR = {name: args for names, args in _PARTICULAR for name in names.split()}
-_MADE_WITH: Mapping[str, tuple[Any, ...]] = {
-    "MultiheadAttention": (SIZE, 2),
-    "TransformerEncoderLayer": (SIZE, 2, SIZE),
-    "TransformerDecoderLayer": (SIZE, 2, SIZE),
-    "GroupNorm": (2, SIZE),
-    "PixelShuffle": (2,),
-    "Fold": ((SIZE, SIZE), (2, 2)),
-    "LSTM": (SIZE, SIZE),
-    "GRU": (SIZE, SIZE),
-    "RNN": (SIZE, SIZE),
-    "Upsample": (None, 2),
-    "UpsamplingNearest2d": (None, 2),
-    "UpsamplingBilinear2d": (None, 2),
-    "ReflectionPad1d": (1,),
-    "ReflectionPad2d": (1,),
-    "ReflectionPad3d": (1,),
-    "Unflatten": (1, (2, 2)),
-}
+_MADE_WITH: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("PixelShuffle", (2,)),
+    ("Fold", ((SIZE, SIZE), (2, 2))),
+    ("LSTM GRU RNN", (SIZE, SIZE)),
+    ("Upsample UpsamplingNearest2d UpsamplingBilinear2d", (None, 2)),
+    ("ReflectionPad1d ReflectionPad2d ReflectionPad3d", (1,)),
+    ("Unflatten", (1, (2, 2))),
+)
+MADE_WITH = {name: args for names, args in _MADE_WITH for name in names.split()}
 
 
 def samples_of(name: str, function: Any) -> Iterator[Sample]:
@@ -246,7 +237,7 @@ def _of_module(name: str, kind: type) -> Iterator[Sample]:
 
 def _made(name: str, kind: type) -> Any:
     with torch.random.fork_rng(devices=[]):
-        for args in (_MADE_WITH.get(name, ()), tuple(3 if "kernel" in one else SIZE for one in _required(kind))):
+        for args in (MADE_WITH.get(name, ()), tuple(3 if "kernel" in one else SIZE for one in _required(kind))):
             try:
                 return kind(*args)
             except (TypeError, ValueError):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from noclobber.imports import after_import
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.forks import at_fork
-from noclobber.model.report import Lost, coverage_out
+from noclobber.model.report import Lost, coverage_out, lost_out
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.alive import birth, stat
 from noclobber.processes.children import RUN, notice_children, starts_python
@@ -167,7 +167,7 @@ class Member:
 
     def failed(self, lost: Lost) -> None:
         """Write where noclobber itself failed."""
-        self.journal.write(lost={"way": lost.way, "why": lost.why, "internal": lost.internal})
+        self.journal.write(lost=lost_out(lost))
 
     def checked(self, backwards: int, raised: int) -> None:
         """Write how many backward calls were checked."""

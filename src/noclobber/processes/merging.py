@@ -47,7 +47,8 @@ def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report
     # What could not be written, as the folder is full, is known of this process at least.
     written = {finding.identity() for finding in files.findings}
     own = tuple(finding for finding in session.findings if finding.identity() not in written)
-    return replace(files, findings=(*session.advised(files.findings + own), *session.hints()), program=program)
+    findings = (*session.advised(files.findings + own), *session.hints())
+    return replace(files, findings=findings, program=program, ledger=session.ledger())
 
 
 @dataclass(frozen=True, slots=True)

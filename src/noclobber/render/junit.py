@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from noclobber.model.report import Report
 from noclobber.render import terminal
-from noclobber.render.judged import failure, nothing_found, unchecked, unwatched
+from noclobber.render.judged import beside, failure, nothing_found, unchecked, unwatched
 from noclobber.render.text import from_root, one_line, place, repository, visible
 
 RIGHT = "no in-place write breaks a gradient"
@@ -46,8 +46,7 @@ def junit(report: Report, *, color: bool = False, width: int | None = None) -> s
     counts = f'failures="{report.count("error")}" errors="{bool(ended):d}" skipped="{bool(why):d}"'
     head = f'<testsuite name="noclobber" tests="{len(cases)}" {counts}>'
     body = "".join(cases)
-    if report.coverage.unseen:
-        unseen = "".join(f"not watched: {one_line(one)}\n" for one in report.coverage.unseen)
+    if unseen := "".join(f"{kind}: {text}\n" for kind, text in beside(report) if kind == "not watched"):
         body += f"    <system-out>{escape(unseen)}</system-out>\n"
     text = f'<?xml version="1.0" encoding="utf-8"?>\n<testsuites>\n  {head}\n{body}  </testsuite>\n</testsuites>\n'
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)

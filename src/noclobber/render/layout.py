@@ -62,18 +62,24 @@ def headline(finding: Finding, width: int | None) -> Iterable[Row]:
 
 def details(finding: Finding, width: int | None) -> Iterable[Row]:
     """What stands below the headline: the source window, notes, help."""
+    window, said = parts(finding, width)
+    yield from window
+    for kind, text, changes in said:
+        yield from _words(kind, text, width)
+        yield from changes
+
+
+def parts(finding: Finding, width: int | None) -> tuple[list[Row], list[tuple[str, str, list[Row]]]]:
+    """Return the rows of the source window; then the kind and the text of each note and help, and the rows of what it
+    changes."""
     proposed = [(suggestion, diff.changes(suggestion, finding)) for suggestion in finding.suggestions]
     gutter = _gutter(finding, [change for _, changes in proposed for change in changes])
-    cells = max(width or WIDTH, NARROWEST + gutter)
-    frame = snippet.Frame(gutter, cells, width is not None)
-    yield from snippet.window(finding, frame)
-    for note in (*finding.notes, *filter(None, (_scene(finding), finding.seen))):
-        yield from _words("note", note, width)
-    for suggestion, changes in proposed:
-        yield from _words("help", suggestion.message, width)
-        if changes:
-            path = finding.primary.span.path if finding.primary else None
-            yield from diff.rows(changes, path, frame)
+    frame = snippet.Frame(gutter, max(width or WIDTH, NARROWEST + gutter), width is not None)
+    path = finding.primary.span.path if finding.primary else None
+    said: list[tuple[str, str, list[Row]]] = []
+    said += (("note", note, []) for note in (*finding.notes, _scene(finding), finding.seen) if note)
+    said += (("help", one.message, [*diff.rows(changes, path, frame)] if changes else []) for one, changes in proposed)
+    return snippet.window(finding, frame), said
 
 
 def _scene(finding: Finding) -> str:

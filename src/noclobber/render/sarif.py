@@ -17,7 +17,7 @@ from noclobber.model.finding import Finding, Severity
 from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
-from noclobber.render.judged import failed, failure, nothing_found, unchecked, unwatched
+from noclobber.render.judged import beside, failed, failure, nothing_found, unchecked, unwatched
 from noclobber.render.text import bytes_of, from_root, one_line, repository
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -77,8 +77,7 @@ def _rule(finding: Finding, page: Page | None, site: str) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     """How the program ended, what was checked and what not, and what else a reader must know."""
-    notes = [("note", f"not watched: {one_line(one)}") for one in report.coverage.unseen]
-    notes += [("note", one_line(one)) for one in report.coverage.notes]
+    notes = [("note", text if kind == "note" else f"{kind}: {text}") for kind, text in beside(report)]
     if why := unwatched(report) or unchecked(report):
         notes.insert(0, ("warning", why))
     elif not report.findings:

@@ -186,10 +186,12 @@ def read_source(path: str, line: int) -> str:
 def fix_command(program: Mapping[str, Any]) -> str:
     """Return the command that proves the edits of a report; empty if the report has none."""
     fix = program.get("fix")
-    words = fix.get("command") if isinstance(fix, Mapping) else None
-    if not isinstance(fix, Mapping) or not isinstance(words, list) or not all(isinstance(one, str) for one in words):
-        return ""
-    return typed(words)
+    return told_command(fix.get("command")) if isinstance(fix, Mapping) else ""
+
+
+def told_command(words: Any) -> str:
+    """Return a command of a report as a person types it; empty if it is none, as in a damaged report."""
+    return typed(words) if isinstance(words, list) and all(isinstance(one, str) for one in words) else ""
 
 
 def typed(words: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -26,7 +26,6 @@ from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
 from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import engine_state
-from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import fake_tensors
 
@@ -50,7 +49,7 @@ class FakeRun:
         self.steps = Steps(order.steps, self.memory, self._way)
         self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, self._way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices, self._mode.explain)
-        self._checkpoints = Checkpoints(self._away, self.devices)
+        self._checkpoints = Checkpoints(self.devices)
         self._batches = Batches(order.batch, order.giver, self.devices) if order.batch is not None else None
         self._ranks = ranks.Ranks(order.world_size, order.rank, self.devices)
         self._patches = Patches()
@@ -86,7 +85,7 @@ class FakeRun:
             cudnn.patch(patches, gpu.kind)
         patches.put(torch.autograd, "_engine_run_backward", self._played(engine_state.engine()))
         self._at_end.callback(self.steps.patch(patches))
-        outside.patch(patches, self._away)
+        outside.patch(patches)
         self._checkpoints.patch(patches)
         self._at_end.callback(self._checkpoints.end)
         if self._batches is not None:
@@ -126,12 +125,6 @@ class FakeRun:
                 return native(*args, **options)
 
         return _engine_run_backward
-
-    @contextlib.contextmanager
-    def _away(self) -> Iterator[None]:
-        """Run a block of the program on real tensors."""
-        with modes.no_modes(), modes.plain():
-            yield
 
     def given(self, iterates: bool) -> object:
         """Return a batch of the shapes that are asked for, or an iterator over some."""

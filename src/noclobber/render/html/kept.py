@@ -29,15 +29,11 @@ def kept_for_backward(ledger: Ledger) -> str:
 
 def _maps(kept: Sequence[Entry]) -> str:
     """Return a map by line, one by module and one by operator. The choice between them needs no script."""
-    names = {
-        "line": Counter[str](),
-        "module": Counter[str](),
-        "operator": Counter[str](),
-    }
+    names = {by: Counter[str]() for by in ("line", "module", "operator")}
     for one in kept:
-        names["line"][place_of(one)] += one.bytes
-        names["module"][one_line(one.module) or "no module"] += one.bytes
-        names["operator"][one_line(one.op) or "not known"] += one.bytes
+        words = (place_of(one), one_line(one.module) or "no module", one_line(one.op) or "not known")
+        for sums, name in zip(names.values(), words, strict=True):
+            sums[name] += one.bytes
     chosen = "".join(
         f"<input type='radio' name='by' id='by-{by}'{' checked' * (by == 'line')}><label for='by-{by}'>by {by}</label>"
         for by in names
