@@ -183,21 +183,18 @@ class Run:
 
     def nothing_to_watch(self, report: Report) -> str:
         """Return why nothing was watched; empty if something was, or if a child was not."""
-        if (
-            self._member.watched
-            or any(one.watched for one in report.processes)
-            or sum(one.counts for one in report.processes) > 1
-        ):
+        counted, torch = [one for one in report.processes if one.counts], sys.modules.get("torch")
+        if self._member.watched or any(one.watched for one in counted) or len(counted) > 1:
             return ""
         if self._member.unsupported:
             return f"nothing was watched: {self._member.unsupported}"
-        if "torch" not in sys.modules and self._interrupt is not None and _is_of_torch(self._interrupt):
+        if torch is None and self._interrupt is not None and _is_of_torch(self._interrupt):
             return "nothing was watched: the program was interrupted while it imported torch"
-        if "torch" not in sys.modules and not any(one.counts for one in report.processes):
+        if torch is None and not counted:
             return "nothing to watch: torch was never imported"
-        if "torch" in sys.modules and not is_pytorch():
-            return f"nothing to watch: `torch` is {getattr(sys.modules['torch'], '__file__', None)}, not PyTorch"
-        return "" if any(one.counts for one in report.processes) else "nothing was watched"
+        if torch is not None and not is_pytorch():
+            return f"nothing to watch: `torch` is {getattr(torch, '__file__', None)}, not PyTorch"
+        return "" if counted else "nothing was watched"
 
     def leave(self) -> None:
         """Raise KeyboardInterrupt where one ended the program, its traceback having been shown.

@@ -23,15 +23,15 @@ def junit(report: Report, *, color: bool = False, width: int | None = None) -> s
     for finding in report.findings:
         primary = finding.primary
         where = place(primary.span) if primary is not None else "a place that is not known"
-        title = quoteattr(f"{one_line(finding.code)} {one_line(finding.rule)} at {where}")
-        file = quoteattr(visible(from_root(primary.span.path, root)) if primary is not None else "")
+        title = f"{one_line(finding.code)} {one_line(finding.rule)} at {where}"
+        file = visible(from_root(primary.span.path, root)) if primary is not None else ""
         text = escape(terminal.window(finding, width=width))
         message = quoteattr(one_line(finding.message))
         if finding.severity == "error":
             inner = f"<failure type={quoteattr(one_line(finding.code))} message={message}>{text}</failure>"
         else:
             inner = f"<system-out>{text}</system-out>"
-        cases.append(f"    <testcase classname={quoteattr('noclobber')} name={title} file={file}>{inner}</testcase>\n")
+        cases.append(_case(title, inner, file=file))
     ended = "" if report.count("error") else failure(report)
     why = unwatched(report) or unchecked(report)
     said = "" if report.findings or why else f"<system-out>{escape(nothing_found(report))}</system-out>"
@@ -52,5 +52,6 @@ def junit(report: Report, *, color: bool = False, width: int | None = None) -> s
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _case(name: str, inner: str) -> str:
-    return f'    <testcase classname="noclobber" name={quoteattr(name)}>{inner}</testcase>\n'
+def _case(name: str, inner: str, **more: str) -> str:
+    about = "".join(f" {key}={quoteattr(value)}" for key, value in {"name": name, **more}.items())
+    return f'    <testcase classname="noclobber"{about}>{inner}</testcase>\n'

@@ -262,31 +262,26 @@ class Answers:
         self.of: dict[Any, Answer] = {
             aten._local_scalar_dense.default: self._scalar,
             aten.equal.default: self._equal,
-            aten.allclose.default: self._known_or("allclose", aten.allclose.default, self._close),
             aten._pack_padded_sequence.default: self._packed,
             aten._ctc_loss.default: self._ctc_loss,
             aten._ctc_loss.Tensor: self._ctc_loss,
             aten._ctc_loss_backward.default: self._ctc_loss_backward,
             aten._ctc_loss_backward.Tensor: self._ctc_loss_backward,
             aten.linalg_lstsq.default: self._least_squares,
-            aten.nonzero.default: self._known_or("nonzero", aten.nonzero.default, self._nonzero),
-            aten.masked_select.default: self._known_or("", aten.masked_select.default, self._masked_select),
-            aten.repeat_interleave.Tensor: self._known_or("", aten.repeat_interleave.Tensor, self._repeats),
-            aten.bincount.default: self._known_or("bincount", aten.bincount.default, self._bincount),
-            aten._unique2.default: self._known_or(
-                "unique", aten._unique2.default, lambda tensor, *_, **__: self._distinct(tensor, None)
-            ),
-            aten.unique_dim.default: self._known_or(
-                "unique", aten.unique_dim.default, lambda tensor, dim, *_, **__: self._distinct(tensor, dim)
-            ),
-            aten.unique_consecutive.default: self._known_or(
-                "unique",
-                aten.unique_consecutive.default,
-                lambda tensor, _=0, __=0, dim=None: self._distinct(tensor, dim),
-            ),
         }
+        guesses: tuple[tuple[Any, str, Answer], ...] = (
+            (aten.allclose.default, "allclose", lambda one, other, *_, **__: one.shape == other.shape),
+            (aten.nonzero.default, "nonzero", self._nonzero),
+            (aten.masked_select.default, "", self._masked_select),
+            (aten.repeat_interleave.Tensor, "", self._repeats),
+            (aten.bincount.default, "bincount", self._bincount),
+            (aten._unique2.default, "unique", lambda tensor, *_, **__: self._distinct(tensor, None)),
+            (aten.unique_dim.default, "unique", lambda tensor, dim, *_, **__: self._distinct(tensor, dim)),
+            (aten.unique_consecutive.default, "unique", self._unique_consecutive),
+        )
+        self.of |= {func: self._known_or(func, what, guess) for func, what, guess in guesses}
 
-    def _known_or(self, what: str, func: Any, guess: Answer) -> Answer:
+    def _known_or(self, func: Any, what: str, guess: Answer) -> Answer:
         """Return what runs an operator on known values. Where they are not known, it guesses, and notes `what`."""
 
         def answer(*args: Any, **options: Any) -> Any:
@@ -320,9 +315,6 @@ class Answers:
             return torch.equal(values, others)
         if one.shape == other.shape:
             self._asked.note("equal")
-        return one.shape == other.shape
-
-    def _close(self, one: torch.Tensor, other: torch.Tensor, *limits: Any, **more: Any) -> bool:
         return one.shape == other.shape
 
     def _lengths(self, lengths: Any, count: int, full: int, what: str) -> list[int]:
@@ -382,6 +374,11 @@ class Answers:
     def _bincount(self, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
         dtype = torch.int64 if weights is None else weights.dtype
         return self._new((max(minlength, 2),), dtype, tensor.device)
+
+    def _unique_consecutive(
+        self, tensor: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        return self._distinct(tensor, dim)
 
     def _distinct(self, tensor: torch.Tensor, dim: int | None) -> tuple[torch.Tensor, ...]:
         """Return some rows of a dimension, or elements of all; which one each is; and how often each is there."""
