@@ -39,7 +39,7 @@ def test_addresses_are_read_only_where_torch_is_observed() -> None:
 
 
 def test_one_file_imports_rich() -> None:
-    assert [place(module) for module in MODULES if "rich" in imported(module)] == ["render/layout.py"]
+    assert [place(module) for module in MODULES if "rich" in imported(module)] == ["render/text.py"]
 
 
 def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from noclobber import warn
+from noclobber import render, warn
 from noclobber.answers import PrintedLedger, PrintedReport, Reporting
 from noclobber.model.kept import Kept
 from noclobber.model.ledger import Ledger
@@ -26,7 +26,78 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class watch(Reporting):
+class _Block:
+    """What a program puts around its code: a `with` block, or a decorator. Blocks of one may lie in each other."""
+
+    _open: dict[threading.Thread, list[bool]]
+    """The blocks that have begun and not ended, by their threads: whether each is watched, the innermost last. A thread
+    changes only its own list, so no lock is needed."""
+
+    def _begin(self) -> bool:
+        """Begin a block. Return False if it is a step that is not watched."""
+        raise NotImplementedError
+
+    def _end(self, is_watched: bool, error: BaseException | None, function: object = None) -> None:
+        """End a block, or a call of a function, which `error` leaves."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        is_watched = self._begin()
+        self._open.setdefault(threading.current_thread(), []).append(is_watched)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end(self._ended(), error)
+
+    def _ended(self) -> bool:
+        """Forget the innermost block of this thread, or else of a thread that is over. Return True if it is watched.
+
+        Raises RuntimeError if there is none. PyTorch has a stack of hooks for each thread, and no other thread can take
+        noclobber's hooks off.
+        """
+        here, kind = threading.current_thread(), type(self).__name__
+        known = list(self._open)
+        thread = here if here in known else next((one for one in known if not one.is_alive()), None)
+        if thread is None and known:
+            raise RuntimeError(
+                f"a block of `{kind}` began in thread {known[-1].name!r} and ends in thread {here.name!r}: "
+                "end it in the thread in which it began"
+            )
+        if thread is None:
+            raise RuntimeError(f"this block of `{kind}` has not begun, or it has ended")
+        blocks = self._open[thread]
+        is_watched = blocks.pop()
+        if not blocks:
+            del self._open[thread]
+        return is_watched
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Put a block around every call of a function; a warning is about the function, wherever it is called from.
+
+        Raises TypeError for a coroutine function or a generator function.
+        """
+        from noclobber.observe.torch_api.frames import passed_over
+
+        _refuse_if_it_runs_later(function, type(self).__name__)
+
+        @passed_over
+        @functools.wraps(function)
+        def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+            is_watched = self._begin()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                self._end(is_watched, error, function)
+                raise
+            self._end(is_watched, None, function)
+            return result
+
+        return inside
+
+
+class watch(_Block, Reporting):
     """Watch a block, or a function: every save and write is recorded, and a changed save is a finding.
 
     If PyTorch raises an error about the save, `watch` raises a ClobberError that begins with PyTorch's message. If
@@ -60,7 +131,6 @@ class watch(Reporting):
     _session: Session
     _blocks: Blocks
     _sampling: Sampling | None
-    _open: _Open
     _counts_bytes: bool
     _finds_late: bool
     """Whether the end of a block brings findings that the session does not have: of children, and hints."""
@@ -104,22 +174,12 @@ class watch(Reporting):
         self._session = Session(on_write=on_write, contents=contents, notes=True, counting=ledger, hints=hints)
         self._blocks = Blocks(self._session, children=children)
         self._sampling = Sampling(every) if every is not None and every > 1 else None
-        self._open = _Open("watch")
+        self._open = {}
         self._counts_bytes, self._finds_late = ledger, children or hints
         self._told = set()
         return self if function is None else self(_function(function, "watch"))
 
-    def __enter__(self) -> Self:
-        self._open.begun(self._begin())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._end(self._open.ended(), error)
-
     def _begin(self) -> bool:
-        """Begin a block. Return False if it is a step that is not watched."""
         sampling = self._sampling
         if sampling is not None and not sampling.begins():
             return False
@@ -132,7 +192,7 @@ class watch(Reporting):
         return True
 
     def _end(self, is_watched: bool, error: BaseException | None, function: object = None) -> None:
-        """End a block, and warn of what no earlier end has told, and `error`, which leaves the block, does not tell."""
+        """Warn of what no earlier end has told, and `error` does not tell."""
         if not is_watched:
             return
         session = self._session
@@ -147,35 +207,12 @@ class watch(Reporting):
             report = _counting(self._blocks)
             news = tuple(one for one in report.findings if one.identity() not in self._told)
             self._told |= known | {one.identity() for one in news}
-            warn.of_findings(replace(report, findings=news), function, beside=error)
+            warn.of_findings(replace(report, findings=news, ledger=None), function, beside=error)
 
     def _untold(self, failures: tuple[Lost, ...]) -> list[Lost]:
         news = [one for one in failures if one not in self._told]
         self._told.update(news)
         return news
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Watch every call of a function; a warning is about the function, wherever it is called from.
-
-        Raises TypeError for a coroutine function or a generator function.
-        """
-        from noclobber.observe.torch_api.frames import passed_over
-
-        _refuse_if_it_runs_later(function, "watch")
-
-        @passed_over
-        @functools.wraps(function)
-        def watched(*args: P.args, **kwargs: P.kwargs) -> R:
-            is_watched = self._begin()
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                self._end(is_watched, error, function)
-                raise
-            self._end(is_watched, None, function)
-            return result
-
-        return watched
 
     def ledger(self) -> Ledger:
         """Return who kept the most bytes for backward. Raises ValueError without `ledger=True`."""
@@ -186,46 +223,11 @@ class watch(Reporting):
     @property
     def report(self) -> PrintedReport:
         """Findings with the coverage: what was watched and what could not be. Comments on lines keep findings out."""
-        report = _printed(_counting(self._blocks), self._session.ledger())
+        report = _printed(_counting(self._blocks))
         return report if self._sampling is None else self._sampling.counted(report)
 
 
-class _Open:
-    """The blocks that have begun and not ended, by the thread in which they began."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._blocks: dict[threading.Thread, list[bool]] = {}
-        """Whether each is watched, the innermost last. A thread changes only its own list, so no lock is needed."""
-
-    def begun(self, is_watched: bool = True) -> None:
-        """Note a block that begins in this thread."""
-        self._blocks.setdefault(threading.current_thread(), []).append(is_watched)
-
-    def ended(self) -> bool:
-        """Forget the innermost block of this thread, or else of a thread that is over. Return True if it is watched.
-
-        Raises RuntimeError if there is none. PyTorch has a stack of hooks for each thread, and no other thread can take
-        noclobber's hooks off.
-        """
-        here = threading.current_thread()
-        known = list(self._blocks)
-        thread = here if here in known else next((one for one in known if not one.is_alive()), None)
-        if thread is None and known:
-            raise RuntimeError(
-                f"a block of `{self._kind}` began in thread {known[-1].name!r} and ends in thread {here.name!r}: "
-                "end it in the thread in which it began"
-            )
-        if thread is None:
-            raise RuntimeError(f"this block of `{self._kind}` has not begun, or it has ended")
-        blocks = self._blocks[thread]
-        is_watched = blocks.pop()
-        if not blocks:
-            del self._blocks[thread]
-        return is_watched
-
-
-class preserve:
+class preserve(_Block):
     """Keep what backward needs in a block or a function: gradients are right in spite of in-place writes.
 
     Just before a write changes bytes that a save still needs, through whatever view or alias, these bytes are copied;
@@ -238,7 +240,6 @@ class preserve:
     """
 
     _session: Session
-    _open: _Open
 
     @overload
     def __new__(cls) -> Self: ...
@@ -248,40 +249,19 @@ class preserve:
 
     def __new__(cls, function: Callable[P, R] | None = None, /) -> Any:  # type: ignore[misc]
         self = super().__new__(cls)
-        self._open = _Open("preserve")
+        self._open = {}
         self._session = Session(contents=True, keeping=True, notes=True)
         return self if function is None else self(_function(function, "preserve"))
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> bool:
         self._session.start()
-        self._open.begun()
-        return self
+        return True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._open.ended()
+    def _end(self, is_watched: bool, error: BaseException | None, function: object = None) -> None:
         if error is not None:
             self._session.escaped(error)
         self._session.stop()
         warn.of_failures(self._session.failures)
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Keep what backward needs in every call of a function.
-
-        Raises TypeError for a coroutine function or a generator function.
-        """
-        from noclobber.observe.torch_api.frames import passed_over
-
-        _refuse_if_it_runs_later(function, "preserve")
-
-        @passed_over
-        @functools.wraps(function)
-        def kept(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return kept
 
     @property
     def kept(self) -> tuple[Kept, ...]:
@@ -291,8 +271,6 @@ class preserve:
     @property
     def report(self) -> str:
         """The same in words, a line for each pair of lines."""
-        from noclobber import render
-
         return render.kept(self.kept)
 
     def __str__(self) -> str:
@@ -302,8 +280,6 @@ class preserve:
         return f"<noclobber.preserve: {self.report.splitlines()[0]}>"
 
     def _repr_html_(self) -> str:
-        from noclobber import render
-
         return render.preformatted(self.report)
 
 
@@ -312,9 +288,9 @@ def _counting(blocks: Blocks) -> Report:
     return selected(blocks.report(), Selection())
 
 
-def _printed(report: Report, ledger: Ledger | None = None) -> PrintedReport:
-    """Return a report, with a ledger if there is one, as a program gets it."""
-    printed = PrintedLedger(**_fields(ledger)) if ledger is not None else None
+def _printed(report: Report) -> PrintedReport:
+    """Return a report, with its ledger if it has one, as a program gets it."""
+    printed = PrintedLedger(**_fields(report.ledger)) if report.ledger is not None else None
     return PrintedReport(**{**_fields(report), "ledger": printed})
 
 

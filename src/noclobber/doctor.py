@@ -6,13 +6,13 @@ import platform
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from noclobber.model.error import UnsupportedTorch
+from noclobber.model.version import installed
 from noclobber.processes.member import is_pytorch
 from noclobber.render.text import filled, visible
 from noclobber.session import Session
@@ -32,10 +32,9 @@ class Examination:
 
     def text(self, width: int | None = None) -> str:
         """One screen of text; what a bug report needs. Lines break between words at `width` cells, None for nowhere."""
-        most, lines = max(len(name) for name, _ in self.rows), []
+        most, lines = max(len(name) for name, _ in self.rows) + 2, []
         for name, said in self.rows:
-            first, below, said = f"{name:<{most}}  ", " " * (most + 2), visible(said)
-            lines += [f"{first}{said}"] if width is None else filled(said, width, first=first, below=below)
+            lines += filled(visible(said), width, first=f"{name:<{most}}", below=" " * most)
         return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
@@ -43,15 +42,14 @@ def examine() -> Examination:
     """Look at this environment. Nothing is changed, and nothing stays armed."""
     done = Examination()
     rows = done.rows
-    rows.append(("noclobber", _version("noclobber") or "run from its source"))
+    rows.append(("noclobber", installed("noclobber") or "run from its source"))
     rows.append(("python", f"{platform.python_version()} ({platform.python_implementation()}), {platform.platform()}"))
     rows.append(("", sys.executable))
     rows += _torch(done)
     rows.append(("children", _children()))
-    installed = [f"{name} {known}" for name in OPTIONAL if (known := _version(name))]
-    missing = [name for name in OPTIONAL if not _version(name)]
-    rows.append(("optional", ", ".join(installed) or "nothing"))
-    if missing:
+    known = {name: installed(name) for name in OPTIONAL}
+    rows.append(("optional", ", ".join(f"{name} {found}" for name, found in known.items() if found) or "nothing"))
+    if missing := [name for name, found in known.items() if not found]:
         rows.append(("", f"not installed: {', '.join(missing)}"))
     return done
 
@@ -73,22 +71,6 @@ def _torch(done: Examination) -> Iterator[tuple[str, str]]:
     except Exception as failure:
         done.works = False
         yield "watching", f"does not work: {type(failure).__name__}: {failure}"
-
-
-class NotBuilt(Exception):
-    """Why the native part was not built."""
-
-
-def build_native(say: Callable[[str], object]) -> Path:
-    """Build the native part and return its file; `say` is told each step before it begins. Raises NotBuilt."""
-    try:
-        from noclobber.observe.native import build
-    except (Exception, SystemExit) as failure:
-        raise NotBuilt(f"torch cannot be imported: {failure}") from None
-    try:
-        return build.build(say)
-    except build.NotBuilt as reason:
-        raise NotBuilt(str(reason)) from None
 
 
 def _devices(torch: Any) -> Iterator[str]:
@@ -149,10 +131,3 @@ def _children() -> str:
     return (
         f"forked ones are watched; new Pythons are not, because `{_PTH}` is not installed: install noclobber with pip"
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

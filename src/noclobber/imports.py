@@ -1,9 +1,11 @@
-"""Calls back at the moment when the program has imported a module, and leaves the module as it would have been."""
+"""Calls back at the moment when the program has imported a module, and leaves the module as it would have been; says
+where torch cannot be imported."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -22,6 +24,19 @@ def after_import(name: str, act: Callable[[], None]) -> None:
             finder.acts.append(act)
             return
     sys.meta_path.insert(0, _Finder(name, act))
+
+
+class NoTorch(Exception):
+    """What was asked for needs PyTorch, which cannot be imported. Its text says why."""
+
+
+@contextmanager
+def torch_needed() -> Iterator[None]:
+    """Import what needs torch in a block. Raises NoTorch."""
+    try:
+        yield
+    except (Exception, SystemExit) as failure:
+        raise NoTorch(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
 
 
 class _Finder:

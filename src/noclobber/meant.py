@@ -7,13 +7,19 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def asked(near: Iterable[str]) -> str:
+    """Return the question at the end of a refusal: "; did you mean `--format` or `--force`?"; empty for nothing."""
+    names = " or ".join(f"`{one}`" for one in near)
+    return f"; did you mean {names}?" if names else ""
+
+
 def like(word: str, known: Iterable[str]) -> str:
-    """Return what is close to a word, as "`--format` or `--force`"; empty for nothing."""
-    return " or ".join(f"`{one}`" for one in get_close_matches(word, list(known), n=2))
+    """Ask for what is close to a word."""
+    return asked(get_close_matches(word, list(known), n=2))
 
 
 def file_like(path: str) -> str:
-    """Return the names of files that are close to one that is not there; empty if it is there, or for nothing."""
+    """Ask for the files that are close to one that is not there; empty if it is there."""
     if path.startswith("-"):  # an option, or stdin
         return ""
     folder, name = os.path.split(path)
@@ -25,4 +31,4 @@ def file_like(path: str) -> str:
     if alike := [one for one in beside if one.endswith(ending)]:
         beside = alike
     stems = {os.path.splitext(one)[0]: os.path.join(folder, one) for one in beside}  # endings are alike anyway
-    return " or ".join(f"`{stems[one]}`" for one in get_close_matches(stem, stems, n=2))
+    return asked(stems[one] for one in get_close_matches(stem, stems, n=2))

@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -55,15 +54,8 @@ class Run:
         self._keeps_files = folder is not None
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
-        order = Order(
-            folder or new_folder(self.runs),
-            session.contents,
-            session.on_write,
-            first=session.first,
-            every=session.every,
-        )
         self._session = session
-        self._member = Member(order, session, self.crashes)
+        self._member = Member(Order(folder or new_folder(self.runs), session.handed_on()), session, self.crashes)
         self._process = os.getpid()
         self._folder = os.getcwd()
         self._modules = list(sys.path) if sys.flags.safe_path else sys.path[1:]
@@ -112,7 +104,7 @@ class Run:
     def _stopped(self, early: Callable[[Report], object]) -> None:
         if not self.in_child:
             with self.kept_apart():
-                early(replace(self._session.report(), ledger=self._session.ledger()))
+                early(self._session.report())
 
     def _left(self, report: Callable[[], int], status: int) -> int:
         self.status = status
@@ -156,7 +148,7 @@ class Run:
         torch = sys.modules.get("torch") if member.watched else None
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         self._session.stop()
-        return replace(with_own(files, self._session, about), ledger=self._session.ledger())
+        return with_own(files, self._session, about)
 
     def _measured(self) -> str:
         """Say how long noclobber's Python took, and what the native part would leave of that; empty if it was little.
@@ -191,21 +183,18 @@ class Run:
 
     def nothing_to_watch(self, report: Report) -> str:
         """Return why nothing was watched; empty if something was, or if a child was not."""
-        if (
-            self._member.watched
-            or any(one.watched for one in report.processes)
-            or sum(one.counts for one in report.processes) > 1
-        ):
+        counted, torch = [one for one in report.processes if one.counts], sys.modules.get("torch")
+        if self._member.watched or any(one.watched for one in counted) or len(counted) > 1:
             return ""
         if self._member.unsupported:
             return f"nothing was watched: {self._member.unsupported}"
-        if "torch" not in sys.modules and self._interrupt is not None and _is_of_torch(self._interrupt):
+        if torch is None and self._interrupt is not None and _is_of_torch(self._interrupt):
             return "nothing was watched: the program was interrupted while it imported torch"
-        if "torch" not in sys.modules and not any(one.counts for one in report.processes):
+        if torch is None and not counted:
             return "nothing to watch: torch was never imported"
-        if "torch" in sys.modules and not is_pytorch():
-            return f"nothing to watch: `torch` is {getattr(sys.modules['torch'], '__file__', None)}, not PyTorch"
-        return "" if any(one.counts for one in report.processes) else "nothing was watched"
+        if torch is not None and not is_pytorch():
+            return f"nothing to watch: `torch` is {getattr(torch, '__file__', None)}, not PyTorch"
+        return "" if counted else "nothing was watched"
 
     def leave(self) -> None:
         """Raise KeyboardInterrupt where one ended the program, its traceback having been shown.

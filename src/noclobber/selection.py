@@ -10,6 +10,7 @@ import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -119,8 +120,7 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
     for part in parts:
         code = _beginning(part) if isinstance(part, str) else None
         if code is None:
-            close = like(str(part), (name for one in catalogue() for name in (one.code, one.name)))
-            meant = f"; did you mean {close}?" if close else ""
+            meant = like(str(part), (name for one in catalogue() for name in (one.code, one.name)))
             raise SelectionError(
                 f"{where}: '{part}' is neither a code such as NC208 nor the beginning of one such as NC2{meant}"
             )
@@ -139,7 +139,8 @@ def _beginning(name: str) -> str | None:
 
 def from_project(folder: str) -> Selection:
     """Return what `[tool.noclobber]` in the nearest pyproject.toml says. Raises SelectionError."""
-    path = next((one for one in _upwards(folder) if one.is_file()), None)
+    here = Path(folder).absolute()
+    path = next((one for above in (here, *here.parents) if (one := above / "pyproject.toml").is_file()), None)
     if path is None:
         return Selection()
     try:
@@ -185,17 +186,12 @@ def _table(path: Path) -> Any:
     return tool.get("noclobber", {})
 
 
-def _upwards(folder: str) -> Iterator[Path]:
-    here = Path(folder).absolute()
-    yield from (one / "pyproject.toml" for one in (here, *here.parents))
-
-
 def selected(report: Report, selection: Selection, *, must_exist: bool = True) -> Report:
     """Return the report with what counts; all else is among `suppressed`.
 
     Raises SelectionError where the baseline cannot be read.
     """
-    written = _read(selection.baseline, must_exist=must_exist) if selection.baseline else Counter()
+    written = read_baseline(selection.baseline, must_exist=must_exist) if selection.baseline else Counter()
     known = Counter({key: count for key, count in written.items() if selection.has(key[0])})
     left, out = [], list(report.suppressed)
     for finding in report.findings:
@@ -220,24 +216,24 @@ def selected(report: Report, selection: Selection, *, must_exist: bool = True) -
 
 def _commented(finding: Finding) -> str | None:
     """Return the reason of a comment that keeps a finding out; empty if it gives none, None if there is no comment."""
-    primary = finding.primary
-    for comment in _comments_in(primary.source) if primary is not None else ():
-        for found in _COMMENT.finditer(comment):
-            if any(finding.code.startswith(one) for name in _listed(found) if (one := _beginning(name))):
-                return found[2].strip()
+    lines = finding.primary.source if finding.primary is not None else ()
+    comments: list[str] = []
+    try:
+        comments += (comment for _, comment in _comments("\n".join(lines).lstrip()))
+    except (tokenize.TokenError, SyntaxError):  # the lines begin or end inside a string
+        comments += lines
+    for found in (found for comment in comments for found in _COMMENT.finditer(comment)):
+        if any(finding.code.startswith(one) for name in _listed(found) if (one := _beginning(name))):
+            return found[2].strip()
     return None
 
 
-def _comments_in(lines: Sequence[str]) -> Iterator[str]:
-    """The comments of some lines of a program; whole lines where these begin or end inside a string."""
-    if not any("noclobber:" in line for line in lines):
-        return
-    try:
-        for token in tokenize.generate_tokens(io.StringIO("\n".join(lines).lstrip()).readline):
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a text that may be for noclobber, with their lines. Raises TokenError and SyntaxError."""
+    if "noclobber:" in text:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
-                yield token.string
-    except (tokenize.TokenError, SyntaxError):
-        yield from lines
+                yield token.start[0], token.string
 
 
 def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[str, ...]:
@@ -255,7 +251,7 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
     found = []
     for path in sorted(set(paths)):
         at = real(path)
-        for line, comment in _comments(path):
+        for line, comment in _comments_of(path):
             there = f"{shown_path(path)}:{line}"
             understood = _COMMENT.match(comment)
             if understood is None:
@@ -275,18 +271,12 @@ def _listed(comment: re.Match[str]) -> list[str]:
     return [one.strip() for one in comment[1].split(",")]
 
 
-def _comments(path: str) -> Iterator[tuple[int, str]]:
+def _comments_of(path: str) -> Iterator[tuple[int, str]]:
     """The comments of a file that are for noclobber, with their lines."""
-    try:
-        with tokenize.open(path) as file:
-            text = file.read()
-        if "noclobber:" not in text:
-            return
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.COMMENT and (found := _MEANT.search(token.string)):
-                yield token.start[0], found[0]
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return
+    with suppress(OSError, SyntaxError, ValueError, tokenize.TokenError), tokenize.open(path) as file:
+        for line, comment in _comments(file.read()):
+            if found := _MEANT.search(comment):
+                yield line, found[0]
 
 
 # -- the baseline ----------------------------------------------------------------------------------------------------
@@ -300,7 +290,7 @@ def baseline_of(report: Report, selection: Selection) -> tuple[str, str]:
     path = selection.baseline
     findings = [*report.findings, *(one.finding for one in report.suppressed if one.reason == _KNOWN)]
     keys = Counter(_key(one, path) for one in findings)
-    old = _read(path, must_exist=False)
+    old = read_baseline(path, must_exist=False)
     keys.update({key: count for key, count in old.items() if not selection.has(key[0])})
     entries = [
         {"code": code, "path": where, "source": source, "count": count}
@@ -323,12 +313,9 @@ def _key(finding: Finding, baseline: str) -> tuple[str, str, str]:
     return finding.code, PurePath(path).as_posix(), "\n".join(line.strip() for line in primary.source)
 
 
-def require(path: str, *, must_exist: bool) -> None:
-    """Raise SelectionError where a baseline cannot be read; one that is missing may be made later."""
-    _read(path, must_exist=must_exist)
-
-
-def _read(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
+def read_baseline(path: str, *, must_exist: bool) -> Counter[tuple[str, str, str]]:
+    """Return how often each finding stands in a baseline; none where it is missing and need not exist. Raises
+    SelectionError where it cannot be read."""
     if not os.path.exists(path):
         if must_exist:
             raise SelectionError(

@@ -15,7 +15,7 @@ from noclobber import rules
 from noclobber.model.clobber import Clobber
 from noclobber.model.error import ClobberError, UnsupportedTorch
 from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding
+from noclobber.model.finding import Finding, merged
 from noclobber.model.forks import lock
 from noclobber.model.hints import Hint, Opportunity
 from noclobber.model.kept import Kept
@@ -93,9 +93,8 @@ class Session:
         self._hints = hints
         self._kept: Counter[Kept] = Counter()
         self._copies: Counter[Kept] = Counter()
-        self._notes = notes
+        self.notes = notes
         self._found: dict[tuple[object, ...], Finding] = {}
-        self._counts: dict[tuple[object, ...], int] = {}
         self._coverage = Coverage(writes="nothing", saves=False)
         self._backwards = self._raised = 0
         self._armed = 0
@@ -104,6 +103,11 @@ class Session:
         self._noted: tuple[weakref.ref[ClobberError] | None, list[Finding], str] = (None, [], "")
         """The last error that got a note, the findings in that note, and its text."""
         self._counting = lock()
+
+    def handed_on(self) -> dict[str, Any]:
+        """Return the options of the sessions of the processes that this one starts."""
+        names = ("on_write", "watching", "contents", "first", "every", "notes")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def started(self) -> bool:
@@ -160,7 +164,7 @@ class Session:
             self._keep(finding)
         if isinstance(error, ClobberError):
             error.findings += self.advised(findings)
-        if error is not None and self._notes:
+        if error is not None and self.notes:
             self._annotate(error, findings)
 
     def noticed(self, event: Event) -> None:
@@ -178,7 +182,7 @@ class Session:
 
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
         """An operator raised an error about writing in place; the program may still catch it."""
-        if self._notes:
+        if self.notes:
             finding = self._explained(refusal)
             self._annotate(error, [finding] if finding else [])
 
@@ -257,10 +261,10 @@ class Session:
             finding = self._explained(event) if event is not None else None
             if finding is not None and not isinstance(event, Clobber):
                 self._keep(finding)
-                if self._notes:
+                if self.notes:
                     self._annotate(one, [finding])
             if isinstance(one, ClobberError) and one.findings:
-                explained.append((one, _merged(one.findings)))
+                explained.append((one, merged(one.findings)))
             elif finding is not None:
                 explained.append((one, self.advised([finding])))
         without_own_frames(error)
@@ -276,12 +280,10 @@ class Session:
     def _keep(self, finding: Finding) -> None:
         identity = finding.identity()
         with self._counting:
-            known = self._found.setdefault(identity, finding)
-            if known is not finding:
-                self._found[identity] = known.with_facts_of(finding)
-            self._counts[identity] = self._counts.get(identity, 0) + 1
+            known = self._found.get(identity)
+            self._found[identity] = whole = finding if known is None else known.with_facts_of(finding)
             if self.journal is not None:
-                self.journal.found(finding, self._counts[identity])
+                self.journal.found(finding, whole.count)
 
     def _annotate(self, error: BaseException, findings: list[Finding]) -> None:
         """Add the report of an error to it as a note. It replaces the earlier note, which knew less."""
@@ -295,7 +297,7 @@ class Session:
             if about is not None and about() is error:
                 findings = [*so_far, *findings]
                 known[:] = [note for note in known if note != before]
-        text = render.render(Report(self.advised(_merged(findings))), "full")
+        text = render.render(Report(self.advised(merged(findings))), "full")
         if text not in known:
             error.add_note(text)
         if isinstance(error, ClobberError):
@@ -305,7 +307,7 @@ class Session:
     def findings(self) -> tuple[Finding, ...]:
         """What was found so far, equal findings once with their count, in the order they were first seen."""
         with self._counting:
-            return tuple(finding.repeated(self._counts[key]) for key, finding in self._found.items())
+            return tuple(self._found.values())
 
     @property
     def keepings(self) -> tuple[Kept, ...]:
@@ -341,9 +343,8 @@ class Session:
     def hints(self) -> tuple[Finding, ...]:
         """Return what could be written in place, and what need not be, the most bytes first; empty if nobody asked."""
         found = self._hinted() if self._hints else []
-        ordered = sorted((one for _, one in found if one is not None), key=lambda one: one.code)
-        times = {id(one): hint.times for hint, one in found}
-        return tuple(one.repeated(times[id(one)]) for one in ordered)
+        counted = (replace(one, count=hint.times) for hint, one in found if one is not None)
+        return tuple(sorted(counted, key=lambda one: one.code))
 
     def _hinted(self) -> list[tuple[Hint, Finding | None]]:
         """Return what was seen for hints, each with its finding; None for what is not worth a change."""
@@ -357,14 +358,14 @@ class Session:
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Return everything a renderer needs. Findings show only changes that are sound by construction."""
         findings = self.advised(self.findings)
-        return Report((*findings, *self.hints()), self.coverage(), program or {})
+        return Report((*findings, *self.hints()), self.coverage(), program or {}, ledger=self.ledger())
 
-    def proposed(self, program: dict[str, Any] | None = None) -> Report:
+    def proposed(self) -> Report:
         """Return the report as the rules make it, with words alone, for `fix` to try changes."""
         from noclobber.mend.words import worded
 
         said = (replace(one, suggestions=worded(one)) for one in self.findings)
-        return Report((*said, *self.hints()), self.coverage(), program or {})
+        return Report((*said, *self.hints()), self.coverage())
 
     def coverage(self) -> Coverage:
         """Return what is watched, or was until the end."""
@@ -388,7 +389,7 @@ class Session:
 
     def begin_again(self) -> None:
         """Drop what was found: in a forked child, which is a process of its own."""
-        for known in (self._found, self._counts, self._lost, self._kept, self._copies):
+        for known in (self._found, self._lost, self._kept, self._copies):
             known.clear()
         self._backwards = self._raised = 0
         self._faked = None  # a child that loads data has real tensors
@@ -418,13 +419,3 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Equal findings once, with their count."""
-    first: dict[tuple[object, ...], Finding] = {}
-    for finding in findings:
-        known = first.setdefault(finding.identity(), finding)
-        first[finding.identity()] = known.with_facts_of(finding)
-    counts = Counter(finding.identity() for finding in findings)
-    return tuple(finding.repeated(counts[identity]) for identity, finding in first.items())

@@ -10,7 +10,7 @@ from types import FrameType, FunctionType
 
 from noclobber.model.error import ClobberWarning
 from noclobber.model.report import Lost, Report
-from noclobber.model.source import PASSED_OVER, Owner, cell_of, owner_of
+from noclobber.model.source import Owner, cell_of, owner_of
 
 
 def of_findings(report: Report, function: object = None, *, beside: BaseException | None = None) -> None:
@@ -22,7 +22,7 @@ def of_findings(report: Report, function: object = None, *, beside: BaseExceptio
 
     if report.findings:
         with contextlib.suppress(ClobberWarning) if beside is not None else contextlib.nullcontext():
-            _warn_at(render.render(report, "full"), function)
+            _warn(render.render(report, "full"), function)
 
 
 def of_failures(failures: Iterable[Lost]) -> None:
@@ -32,40 +32,29 @@ def of_failures(failures: Iterable[Lost]) -> None:
         _warn(f"{what}\n{lost.trace}" if lost.trace else what)
 
 
-def _warn_at(text: str, function: object) -> None:
+def _warn(text: str, function: object = None) -> None:
+    """Warn where a function is, or else at the program's innermost line; in a notebook, by the name of the cell."""
     if isinstance(function, FunctionType):
-        code, known = function.__code__, function.__globals__.setdefault("__warningregistry__", {})
-        path = cell_of(code.co_filename) or code.co_filename
-        warnings.warn_explicit(text, ClobberWarning, path, code.co_firstlineno, registry=known)
+        code, line, names = function.__code__, function.__code__.co_firstlineno, function.__globals__
     else:
-        _warn(text)
+        frame = _of_program(sys._getframe(1))
+        code, line, names = frame.f_code, frame.f_lineno, frame.f_globals
+    path = cell_of(code.co_filename) or code.co_filename
+    known = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, ClobberWarning, path, line, names.get("__name__"), known)
 
 
-def _warn(text: str) -> None:
-    """Warn at the program's innermost line; in a notebook, by the name of the cell and not of the file behind it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
-        frame = frame.f_back
-    if frame is None or not (cell := cell_of(frame.f_code.co_filename)):
-        warnings.warn(text, ClobberWarning, stacklevel=_level_of_program())
-        return
-    names = frame.f_globals
-    registry = names.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, ClobberWarning, cell, frame.f_lineno, names.get("__name__"), registry)
-
-
-def _level_of_program() -> int:
-    """Return the `stacklevel` of the program's innermost frame, for the function that calls this.
+def _of_program(frame: FrameType) -> FrameType:
+    """Return the program's innermost frame; where there is none, that of who has called noclobber.
 
     A callback is called by a library, and a warning is not about that library, whose warnings may be filtered out.
     """
-    frame: FrameType | None = sys._getframe(1)
-    level = outside = 0
-    while frame is not None:
-        level += frame.f_code.co_filename != PASSED_OVER  # which warnings do not count
-        owner = owner_of(frame.f_code.co_filename)
+    above: FrameType | None = frame
+    outside = []
+    while above is not None:
+        owner = owner_of(above.f_code.co_filename)
         if owner is Owner.USER:
-            return level
-        outside = outside or level * (owner is not Owner.NOCLOBBER)
-        frame = frame.f_back
-    return outside or 1
+            return above
+        outside += [above] * (owner is not Owner.NOCLOBBER)
+        above = above.f_back
+    return outside[0] if outside else frame

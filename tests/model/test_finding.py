@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from noclobber.model.clobber import Clobber
 from noclobber.model.events import Read, Save, Tensor
-from noclobber.model.finding import PUT_BACK, Finding
+from noclobber.model.finding import PUT_BACK, Finding, merged
 
 
 def named(name: str | None) -> Finding:
@@ -15,10 +15,8 @@ def named(name: str | None) -> Finding:
 
 
 def joined(*names: str | None) -> Finding:
-    first, *others = map(named, names)
-    for one in others:
-        first = first.with_facts_of(one)
-    return first.repeated(len(names))
+    (joined,) = merged(map(named, names))
+    return joined
 
 
 def test_one_tensor_that_is_seen_again_is_counted() -> None:

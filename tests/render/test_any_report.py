@@ -120,7 +120,7 @@ def placed(draw: st.DrawFn) -> tuple[str, int, int, int]:
 def test_a_caret_stands_under_what_it_is_about(place: tuple[str, int, int, int]) -> None:
     """Walk the shown text cell by cell to the caret: the source of the span begins and ends there."""
     text, start, end, width = place
-    line = lay_out(text, cell_len)
+    line = lay_out(text)
     bounds = line.cells_of(start, end)
     piece = fit(line, *bounds, width)
     assert cell_len(piece.text) <= width
@@ -140,7 +140,7 @@ def test_a_caret_stands_under_what_it_is_about(place: tuple[str, int, int, int])
 @example("", -1, -1)
 @given(st.text(st.characters(exclude_categories=()), max_size=300), st.integers(-3, 310), st.integers(-3, 310))
 def test_any_line_fits(text: str, start: int, end: int) -> None:
-    line = lay_out(text, cell_len)
+    line = lay_out(text)
     piece = fit(line, *line.cells_of(start, end), 60)
     first, last = piece.cells_of(*line.cells_of(start, end))
     assert sum(cell_len(one) for one in piece.text) <= 60
@@ -151,7 +151,7 @@ def test_any_line_fits(text: str, start: int, end: int) -> None:
     ("glyph", "width"), [("日", 2), ("e\u0301", 1), ("❤\ufe0f", 2), ("👍🏽", 2), ("👩\u200d💻", 2), ("\t", 4)]
 )
 def test_characters_that_a_reader_sees_as_one(glyph: str, width: int) -> None:
-    line = lay_out(f"{glyph}x", cell_len)
+    line = lay_out(f"{glyph}x")
     last = len(glyph)
     assert line.cells_of(0, last) == (0, width)
     assert line.cells_of(0, 1) == line.cells_of(last - 1, last) == (0, width), "no caret under half a character"

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from noclobber.model.finding import Finding
 from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Report
+from noclobber.model.report import Coverage, Lost, Report
 from noclobber.render import render
 
 PROGRAM = {"argv": ["train.py"], "status": 0, "torch": "2.13.0", "python": "3.11.0"}
@@ -28,8 +28,10 @@ def counts(failures: int = 0, errors: int = 0, skipped: int = 0) -> dict[str, st
 
 
 def test_nothing_found_passes_and_says_what_was_not_watched() -> None:
-    seen = Report(program=PROGRAM, coverage=Coverage(unseen=("sparse tensors", "a child & more"), backwards=12))
-    said = "not watched: sparse tensors\nnot watched: a child & more\n"
+    lost = (Lost("hooks", "not in this release"),)
+    covered = Coverage(unseen=("sparse tensors", "a child & more"), lost=lost, backwards=12)
+    seen = Report(program=PROGRAM, coverage=covered)
+    said = "not watched: sparse tensors\nnot watched: a child & more\nnot watched: hooks: not in this release\n"
     checked = "nothing found in what was watched (12 backward calls)"
     assert suite(seen) == (counts(), [("system-out", checked)], said)
 

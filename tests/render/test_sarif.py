@@ -12,7 +12,7 @@ import pytest
 
 from noclobber.model.finding import Finding, Label
 from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Report, Suppressed
+from noclobber.model.report import Coverage, Lost, Report, Suppressed
 from noclobber.model.source import Span
 from noclobber.render import render
 from noclobber.rules import catalogue, pages
@@ -110,10 +110,10 @@ def test_a_run_that_judged_nothing_does_not_look_right() -> None:
     assert ended(Report(program=program | {"status": 3})) == (False, 3, failed)
     right = Report(program=program, coverage=Coverage(contents=True, backwards=12))
     assert ended(right) == (True, None, ["nothing found in 12 backward calls"])
-    never = Report(
-        program=program | {"torch": None}, coverage=Coverage(unseen=("sparse tensors",), notes=("new\none",))
-    )
-    said = ["nothing was watched: PyTorch was never imported", "not watched: sparse tensors", "new one"]
+    covered = Coverage(unseen=("sparse tensors",), notes=("new\none",), lost=(Lost("hooks", "not in this release"),))
+    never = Report(program=program | {"torch": None}, coverage=covered)
+    unseen = ["not watched: sparse tensors", "not watched: hooks: not in this release"]
+    said = ["nothing was watched: PyTorch was never imported", *unseen, "new one"]
     assert ended(never) == (True, None, said)
     why = Process("a", None, 1, "", ("train.py",), why="torch 1.9 is too old")
     (told,) = ended(Report(program=program | {"torch": None}, processes=(why,)))[2]

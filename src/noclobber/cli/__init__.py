@@ -12,8 +12,10 @@ from noclobber.cli.beside import killed
 from noclobber.cli.output import settle_format
 from noclobber.cli.parser import Parser, Verbs, split
 from noclobber.cli.printing import INTERRUPTED, REFUSED, StdoutFailed, keep_closed, out, put, refuse, say
+from noclobber.imports import NoTorch
 from noclobber.model.version import FROM_SOURCE, version
 from noclobber.render.text import current_folder
+from noclobber.selection import SelectionError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as at_end:
         try:
             return _carry_out(arguments, at_end)
-        except explain.NoTorch as reason:
+        except (NoTorch, SelectionError) as reason:
             return refuse(str(reason))
         except StdoutFailed as reason:
             return refuse(f"cannot write to stdout: {reason}") if reason.args else 1
@@ -76,10 +78,8 @@ def command_line() -> tuple[Parser, Verbs]:
         description="Find the in-place writes that break PyTorch gradients: where a tensor was saved, where it was "
         "overwritten, where backward needed it.",
         epilog="example: noclobber run train.py --epochs 1",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    parser.set_defaults(parser=parser)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb in (run, fix, explain, doctor, report):
         verb.add(verbs)

@@ -19,21 +19,20 @@ def counts(report: Report) -> str:
     return ", ".join(found) or nothing_found(report)
 
 
-def checked(report: Report) -> list[str]:
-    """Return the line that says what was checked, where the findings do not."""
-    from noclobber.render.judged import nothing_found, unchecked
+def below(report: Report, format: str) -> list[str]:
+    """Return the lines below a report in a format of one line a finding: what was checked, and what it does not say."""
+    from noclobber.render.judged import verdict
 
-    said = unchecked(report) if report.findings else nothing_found(report)
-    return [f"noclobber: {said}"] if said else []
+    if format not in ("concise", "statistics"):
+        return []
+    return [f"noclobber: {said}" for said in (verdict(report),) if said] + notes(report)
 
 
 def notes(report: Report) -> list[str]:
     """Return what was left out, what was not watched, and the notes, as lines of their own."""
-    from noclobber.render.judged import left_out
+    from noclobber.render.judged import beside
 
-    left = [f"noclobber: left out: {out}"] if (out := left_out(report)) else []
-    missed = [f"noclobber: not watched: {one}" for one in report.coverage.not_watched]
-    return left + missed + [f"noclobber: note: {note}" for note in report.coverage.notes]
+    return [f"noclobber: {kind}: {text}" for kind, text in beside(report)]
 
 
 def killed(runs: str) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
+from noclobber.imports import torch_needed
 from noclobber.render.text import visible
 
 
@@ -18,7 +18,6 @@ def add(verbs: Verbs) -> None:
         help="say what works here",
         description="Say which versions are installed, which ways of seeing work with them, and whether a small silent "
         "error is found: what a bug report needs. The exit status is 0 if it is found.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--build-native",
@@ -32,7 +31,7 @@ def add(verbs: Verbs) -> None:
         help="instead remove what noclobber keeps outside of its package: its cache with the native part, and the "
         "files of runs that are over",
     )
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -41,17 +40,19 @@ def carry_out(options: argparse.Namespace) -> int:
         if options.build_native:
             options.parser.error("`--clean` removes what `--build-native` builds: leave one of them out")
         return _clean()
-    from noclobber.doctor import NotBuilt, build_native, examine
+    from noclobber.doctor import examine
     from noclobber.render.color import width_of
 
     if options.build_native:
+        with torch_needed():
+            from noclobber.observe.native import build
         try:
-            file = build_native(lambda step: say(f"native part: {step} ..."))
-        except NotBuilt as reason:
+            file = build.build(lambda step: say(f"native part: {step} ..."))
+        except build.NotBuilt as reason:
             return refuse(f"the native part is not built: {reason}")
         say(f"native part: built as {file}")
     done = examine()
-    out(done.text(width_of(sys.stdout, os.environ)))
+    out(done.text(width_of(sys.stdout)))
     return 0 if done.works else 1
 
 

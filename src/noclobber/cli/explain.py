@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
+from noclobber.imports import torch_needed
+from noclobber.meant import asked
 from noclobber.render.text import filled
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ def add(verbs: Verbs) -> None:
         "and what may be overwritten; or say what an error text means. Without an argument, list the rules.",
         epilog="examples: noclobber explain NC101; noclobber explain relu; noclobber explain nn.BatchNorm2d; "
         "python train.py 2>&1 | noclobber explain -",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "what",
@@ -39,7 +38,7 @@ def add(verbs: Verbs) -> None:
         "--operators", action="store_true", help="print what every function of torch and torch.nn.functional keeps"
     )
     parser.add_argument("--markdown", action="store_true", help="with --operators: print a table of Markdown")
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -55,7 +54,7 @@ def carry_out(options: argparse.Namespace) -> int:
         return _operators(options)
     if options.markdown:
         options.parser.error("`--markdown` needs `--operators`: give both")
-    width = width_of(sys.stdout, os.environ)
+    width = width_of(sys.stdout)
     if not words:
         out(_list(catalogue(), width))
         return 0
@@ -74,9 +73,7 @@ def carry_out(options: argparse.Namespace) -> int:
         else:
             unknown = unknown or word
     if unknown and not pages and " " in " ".join(words):
-        for line in _NO_ERROR_OF_PYTORCH:
-            say(line)
-        return 1
+        return _no_error()
     if pages:
         out("\n".join(pages))
     return _unknown(unknown) if unknown else 0
@@ -84,11 +81,8 @@ def carry_out(options: argparse.Namespace) -> int:
 
 def _list(rules: Iterable[Rule], width: int | None) -> str:
     """Return a line for each rule."""
-    lines = []
-    for one in rules:
-        line = f"{one.code}  {one.name:<22} {one.headline}"
-        lines += [line] if width is None else filled(line, width, below=" " * 8)
-    return "".join(f"{line}\n" for line in lines)
+    texts = (f"{one.code}  {one.name:<22} {one.headline}" for one in rules)
+    return "".join(f"{line}\n" for text in texts for line in filled(text, width, below=" " * 8))
 
 
 def _error(words: list[str], width: int | None) -> int | None:
@@ -105,10 +99,14 @@ def _error(words: list[str], width: int | None) -> int | None:
     if text is not None:
         out(page(text, width))
         return 0
-    if not on_stdin:
-        return None
-    for line in _NO_ERROR_OF_PYTORCH:
-        say(line)
+    return _no_error() if on_stdin else None
+
+
+def _no_error() -> int:
+    """Say that a text is no error that noclobber explains; return the exit status."""
+    say("noclobber: this is not one of PyTorch's in-place errors")
+    run = "noclobber run train.py"
+    say(f"Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: {run}")
     return 1
 
 
@@ -119,20 +117,8 @@ def _operators(options: argparse.Namespace) -> int:
     from noclobber.render.color import width_of
     from noclobber.render.operator import operators
 
-    out(operators(cases_of_all(), width_of(sys.stdout, os.environ), markdown=options.markdown))
+    out(operators(cases_of_all(), width_of(sys.stdout), markdown=options.markdown))
     return 0
-
-
-class NoTorch(Exception):
-    """What was asked for needs PyTorch, which cannot be imported. Its text says why."""
-
-
-@contextlib.contextmanager
-def torch_needed() -> Iterator[None]:
-    try:
-        yield
-    except (Exception, SystemExit) as failure:
-        raise NoTorch(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
 
 
 def _operator(word: str, width: int | None) -> str:
@@ -160,12 +146,5 @@ def _unknown(word: str) -> int:
         *get_close_matches(word.lower(), [one.name for one in catalogue()]),
         *(operators[one] for one in get_close_matches(last, operators, cutoff=0.7)),
     ][:3]
-    meant = f"; did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else ""
-    hint = meant or "; `noclobber explain` lists the rules"
+    hint = asked(near) or "; `noclobber explain` lists the rules"
     return refuse(f"no rule `{word}`, and no operator of this name that can be tried{hint}")
-
-
-_NO_ERROR_OF_PYTORCH = (
-    "noclobber: this is not one of PyTorch's in-place errors",
-    "Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: noclobber run train.py",
-)

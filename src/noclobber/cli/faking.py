@@ -39,9 +39,7 @@ def order_of(options: argparse.Namespace) -> FakeOrder | None:
             if getattr(options, name) is not None:
                 options.parser.error(f"--{name.replace('_', '-')} needs --fake")
         return None
-    for name in ("watch_first", "every"):
-        if getattr(options, name):
-            options.parser.error(f"--fake and --{name.replace('_', '-')} do not go together")
+    options.parser.refuse_together(options, "fake", "watch_first", "every")
     world, rank = options.world_size or 0, options.rank or 0
     if not 0 <= rank < max(world, 1):
         options.parser.error(f"--rank {rank} is none of --world-size {world}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +30,6 @@ def add(verbs: Verbs) -> None:
         "and checked if the write is refused and the gradient is the derivative of what the program computes. "
         "The exit status is 0 if every finding is fixed, or if there is none.",
         epilog="example: noclobber fix --write train.py --epochs 1",
-        allow_abbrev=False,
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--diff", action="store_true", help="show the patch and change nothing (default)")
@@ -58,13 +56,12 @@ def add(verbs: Verbs) -> None:
         help="instead write in place where that lowers the peak of memory: proven to change no result, and measured",
     )  # fmt: skip
     add_selection(parser, updating=False)
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
     """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
     from noclobber.fix.verb import CannotFix, fix, fix_hints
-    from noclobber.selection import SelectionError
 
     if options.unproven and options.hints:
         options.parser.error("`--hints` writes only what is proven: leave out `--unproven`")
@@ -75,10 +72,9 @@ def carry_out(options: argparse.Namespace) -> int:
     output = real(options.output) if options.output else ""
     if output and (why := unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
-
+    selection = selection_of(options)
+    require_baseline(selection, updating=False)
     try:
-        selection = selection_of(options)
-        require_baseline(selection, updating=False)
         what = fix_hints if options.hints else partial(fix, unproven=options.unproven, backwards=options.backwards or 3)
         with _progress() as tell:
             fixed = what(
@@ -89,9 +85,8 @@ def carry_out(options: argparse.Namespace) -> int:
                 tell=tell,
                 given=given_of(options),
             )
-    except (CannotFix, SelectionError) as reason:
-        close = file_like(options.program[0])
-        return refuse(f"{reason}; did you mean {close}?" if close else str(reason))
+    except CannotFix as reason:
+        return refuse(f"{reason}{file_like(options.program[0])}")
     except KeyboardInterrupt:
         say("noclobber: interrupted; nothing was changed")
         return INTERRUPTED
@@ -105,8 +100,8 @@ def carry_out(options: argparse.Namespace) -> int:
         if not output:
             _show_patch(fixed.diff)
     finally:
-        color = wanted(sys.stderr, os.environ)
-        for line in fixed.lines(width_of(sys.stderr, os.environ)):
+        color = wanted(sys.stderr)
+        for line in fixed.lines(width_of(sys.stderr)):
             put(f"{_line(visible(line), color=color)}\n", sys.stderr)
     return fixed.status
 
@@ -123,7 +118,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
         if shown not in ("", text):
             put("\n", sys.stderr)
         shown = text
-        said = visible(f"noclobber: {text}")[: (width_of(sys.stderr, os.environ) or 80) - 12]
+        said = visible(f"noclobber: {text}")[: (width_of(sys.stderr) or 80) - 12]
         put(f"\r{said} ... {time.monotonic() - begun:.0f} s", sys.stderr)
 
     try:
@@ -138,7 +133,7 @@ def _show_patch(diff: str) -> None:
     from noclobber.render.terminal import patch_line
 
     if sys.stdout is not None and sys.stdout.isatty():
-        color = wanted(sys.stdout, os.environ)
+        color = wanted(sys.stdout)
         out("".join(f"{patch_line(visible(line), color=color)}\n" for line in diff.split("\n")[:-1]))
     elif diff:
         out(diff, raw=True)

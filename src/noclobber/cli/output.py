@@ -89,26 +89,21 @@ def unusable(folder: str) -> str:
 
 
 def unwritten(path: str, text: str, *, errors: str = "backslashreplace") -> str:
-    """Write a file whole or not at all; return why it could not be written, empty if it could."""
+    """Write a file whole or not at all; return why it could not be written, empty if it could.
+
+    Devices and pipes, which nothing can take the place of, are written to.
+    """
+    is_special = os.path.exists(path) and not os.path.isfile(path)
+    unfinished = path if is_special else f"{path}.{os.getpid()}.unfinished"
     try:
-        write(path, text, errors=errors)
+        with open(unfinished, "w" if is_special else "x", encoding="utf-8", errors=errors) as stream:
+            stream.write(text)
+        if not is_special:
+            os.replace(unfinished, path)
     except OSError as error:
         return error.strerror or str(error)
+    finally:
+        if not is_special:
+            with contextlib.suppress(OSError):  # it has the name that it is to have
+                os.unlink(unfinished)
     return ""
-
-
-def write(path: str, text: str, *, errors: str = "backslashreplace") -> None:
-    """Write a file whole or not at all. Devices and pipes, which nothing can take the place of, are written to."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "w", encoding="utf-8", errors=errors) as stream:
-            stream.write(text)
-        return
-    unfinished = f"{path}.{os.getpid()}.unfinished"
-    try:
-        with open(unfinished, "x", encoding="utf-8", errors=errors) as stream:
-            stream.write(text)
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise

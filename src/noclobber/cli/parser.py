@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from noclobber.cli.printing import REFUSED, cut, out, say
 from noclobber.meant import like
@@ -36,7 +36,11 @@ def whole(text: str) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's own, whose help and errors go where all else goes."""
+    """argparse's own, whose help and errors go where all else goes. What it has read knows it as `parser`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+        self.set_defaults(parser=self)
 
     def print_help(self, file: object = None) -> None:
         out(self.format_help())
@@ -44,12 +48,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if sys.stderr is not None:
             self.print_usage(sys.stderr)
-        close = self._meant(message)
-        say(f"{self.prog}: error: {cut(message)}{f'; did you mean {close}?' if close else ''}")
+        say(f"{self.prog}: error: {cut(message)}{self._meant(message)}")
         raise SystemExit(REFUSED)
 
+    def refuse_together(self, options: argparse.Namespace, one: str, *others: str) -> None:
+        """Refuse an option together with others."""
+        for other in others if getattr(options, one) else ():
+            if getattr(options, other):
+                self.error(f"--{one} and --{other.replace('_', '-')} do not go together")
+
     def _meant(self, message: str) -> str:
-        """Return the option or the choice that is close to what argparse does not know."""
+        """Ask for the option or the choice that is close to what argparse does not know."""
         if option := re.match(r"unrecognized arguments: (-[^\s=]+)", message):
             return like(option[1], self._option_string_actions)
         if choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 
-from noclobber.cli.beside import checked, counts, notes
+from noclobber.cli.beside import below, counts, notes
 from noclobber.cli.output import add_format, file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
@@ -26,13 +26,12 @@ def add(verbs: Verbs) -> None:
         "was killed are removed once they are shown. The exit status is 1 if an error counts "
         "(`--fail-on`).",
         epilog="example: noclobber report -o report.html report.json",
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
     add_format(parser)
     parser.add_argument("-o", dest="output", type=file_name, metavar="FILE", help="write to FILE instead of stdout")
     add_selection(parser)
-    parser.set_defaults(carry_out=carry_out, parser=parser)
+    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -43,7 +42,6 @@ def carry_out(options: argparse.Namespace) -> int:
     from noclobber.reading import Unreadable, text_of
     from noclobber.render import render
     from noclobber.render.color import wanted, width_of
-    from noclobber.selection import SelectionError
 
     if options.output and (why := unwritable(real(options.output))):
         return refuse(f"cannot write `{options.output}`: {why}")
@@ -58,23 +56,19 @@ def carry_out(options: argparse.Namespace) -> int:
         else:
             report = in_checkout(Report.from_json(text_of(options.file, "report")), current_folder())
     except (OSError, ReportError, Unreadable) as error:
-        close = file_like(options.file)
-        hint = f"; did you mean {close}?" if close else ""
-        return refuse(f"cannot read `{options.file}`: {getattr(error, 'strerror', None) or error}{hint}")
-    try:
-        selection = selection_of(options)
-        report = selected_of(report, options, selection, say)
-    except SelectionError as reason:
-        return refuse(str(reason))
+        why = str(getattr(error, "strerror", None) or error)
+        return refuse(f"cannot read `{options.file}`: {why}{file_like(options.file)}")
+    selection = selection_of(options)
+    report = selected_of(report, options, selection, say)
     if options.output:
         if why := unwritten(real(options.output), render(report, options.format)):
             return refuse(f"cannot write `{options.output}`: {why}")
         for line in [f"noclobber: {counts(report)}; the report is in {options.output}", *notes(report)]:
             say(line)
     else:
-        color, width = wanted(sys.stdout, os.environ), width_of(sys.stdout, os.environ)
+        color, width = wanted(sys.stdout), width_of(sys.stdout)
         out(render(report, options.format, color=color, width=width))
-        for line in [*checked(report), *notes(report)] if options.format in ("concise", "statistics") else ():
+        for line in below(report, options.format):
             say(line)
     if is_folder:
         leftover.forget(options.file, report, leftover.runs())

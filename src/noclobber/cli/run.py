@@ -6,11 +6,10 @@ import argparse
 import contextlib
 import os
 import traceback
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from noclobber.cli.beside import checked, counts, crashed, killed, notes
+from noclobber.cli.beside import below, counts, crashed, killed, notes
 from noclobber.cli.faking import add_fake, order_of
 from noclobber.cli.output import DOCUMENTS, SEPARATORS, add_format, asked, file_name, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
@@ -38,7 +37,6 @@ def add(verbs: Verbs) -> None:
         "or 1 if the program ended well but noclobber found an error (`--fail-on`). If the program is killed, what "
         "was found stays, and the next command of noclobber says once how to show it.",
         epilog="example: noclobber run -o report.json train.py --epochs 1",
-        allow_abbrev=False,
     )
     add_format(parser)
     parser.add_argument(
@@ -72,14 +70,12 @@ def add(verbs: Verbs) -> None:
     )  # fmt: skip
     add_fake(parser)
     add_selection(parser)
-    parser.set_defaults(parser=parser)
 
 
 def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.ExitStack) -> int:
     """`noclobber run`: the program, then its report on stderr or in a file, and its own KeyboardInterrupt `at_end`."""
     from noclobber.program import NotAProgram, end_as_python
     from noclobber.run import Run
-    from noclobber.selection import SelectionError
     from noclobber.session import Session
 
     output = real(options.output) if options.output else None
@@ -89,15 +85,10 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         options.parser.error(f"{kept}; name a file, or use `noclobber report {asked(options.format)} {options.output}`")
     if output is not None and (why := unusable(folder) if folder else unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
-    for needing_all in ("watch_first", "ledger", "hints"):
-        if options.every and getattr(options, needing_all):
-            options.parser.error(f"--every and --{needing_all.replace('_', '-')} do not go together")
+    options.parser.refuse_together(options, "every", "watch_first", "ledger", "hints")
     fake = order_of(options)
-    try:
-        selection = selection_of(options)
-        require_baseline(selection, updating=options.update_baseline)
-    except SelectionError as reason:
-        return refuse(str(reason))
+    selection = selection_of(options)
+    require_baseline(selection, updating=options.update_baseline)
     session = Session(
         on_write=options.on_write,
         contents=options.contents and fake is None,
@@ -109,17 +100,14 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         fake=fake,
     )
     run = Run(session, folder)
+    end = _End(run, options, words, output, selection)
     try:
-        run.carry_out(
-            words,
-            lambda: _reported(run, options, words, output, selection),
-            lambda report: _early(run, report, options, output, selection),
-        )
-        status = run.status if run.in_child else _reported(run, options, words, output, selection)
+        run.carry_out(words, end.reported, end.early)
+        status = run.status if run.in_child else end.reported()
     except NotAProgram as reason:
         status = end_as_python(words, reason)
         if close := file_like(words[0]):
-            put(f"noclobber: did you mean {close}?\n", run.stderr)
+            put(f"noclobber: {close.removeprefix('; ')}\n", run.stderr)
         return status
     except KeyboardInterrupt:
         run.close()
@@ -128,48 +116,86 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
     return status
 
 
-def _early(run: Run, report: Report, options: argparse.Namespace, output: str | None, selection: Selection) -> None:
-    """Report on a program that goes on unwatched. The same report comes again at its end.
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What is told of a run at its end, and where. `output` is the file or the folder of `-o`."""
 
-    A program that reads a stream of JSON, XML or a page expects one document there, and gets it at the end.
-    """
-    from noclobber.selection import selected
+    run: Run
+    options: argparse.Namespace
+    words: list[str]
+    output: str | None
+    selection: Selection
 
-    if output is None and options.format in DOCUMENTS:
-        return
-    _deliver(selected(report, selection, must_exist=False), run, options, output)
+    def early(self, report: Report) -> None:
+        """Report on a program that goes on unwatched. The same report comes again at its end.
 
+        A program that reads a stream of JSON, XML or a page expects one document there, and gets it at the end.
+        """
+        from noclobber.selection import selected
 
-def _reported(run: Run, options: argparse.Namespace, words: list[str], output: str | None, selection: Selection) -> int:
-    """Report on a program that is over; return the exit status."""
-    from noclobber.selection import SelectionError, unused
+        if self.output is not None or self.options.format not in DOCUMENTS:
+            self._deliver(selected(report, self.selection, must_exist=False))
 
-    status = run.status
-    with run.surroundings(), run.kept_apart():
-        report = run.report()
-        try:
-            report = selected_of(report, options, selection, partial(_tell, run))
-        except SelectionError as reason:
-            _tell(run, f"noclobber: {cut(str(reason))}; all findings follow")
-        if more := unused(report, selection, run.files()):
-            report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *more)))
-        if report.findings and options.format not in ("concise", "statistics"):
-            with run.kept_apart():
-                report = with_command(report, words, given_of(options))
-        if status % 256 == 0 and selection.fails(report):  # a program that exits with 256 ends with 0
-            status = 1
-        _deliver(report, run, options, output)
-        if options.format == "full":
-            _tell(run, *killed(run.runs))
-            _tell(run, *([f"noclobber: {run.cost}"] if run.cost else []))
-        for lost in report.coverage.lost:
-            if lost.internal:
-                _tell(run, *crashed(f"{lost.way}: {lost.why}", lost.trace))
-    run.close()
-    for crash in run.crashes:
-        first = "".join(f"{type(crash).__name__}: {crash}".splitlines()[:1])
-        _tell(run, *crashed(first, "".join(traceback.format_exception(crash))))
-    return status
+    def reported(self) -> int:
+        """Report on a program that is over; return the exit status."""
+        from noclobber.selection import SelectionError, unused
+
+        run, options, selection = self.run, self.options, self.selection
+        status = run.status
+        with run.surroundings(), run.kept_apart():
+            report = run.report()
+            try:
+                report = selected_of(report, options, selection, self._tell)
+            except SelectionError as reason:
+                self._tell(f"noclobber: {cut(str(reason))}; all findings follow")
+            if more := unused(report, selection, run.files()):
+                report = replace(report, coverage=replace(report.coverage, notes=(*report.coverage.notes, *more)))
+            if report.findings and options.format not in ("concise", "statistics"):
+                with run.kept_apart():
+                    report = with_command(report, self.words, given_of(options))
+            if status % 256 == 0 and selection.fails(report):  # a program that exits with 256 ends with 0
+                status = 1
+            self._deliver(report)
+            if options.format == "full":
+                self._tell(*killed(run.runs), *([f"noclobber: {run.cost}"] if run.cost else []))
+            for lost in report.coverage.lost:
+                if lost.internal:
+                    self._tell(*crashed(f"{lost.way}: {lost.why}", lost.trace))
+        run.close()
+        for crash in run.crashes:
+            first = "".join(f"{type(crash).__name__}: {crash}".splitlines()[:1])
+            self._tell(*crashed(first, "".join(traceback.format_exception(crash))))
+        return status
+
+    def _deliver(self, report: Report) -> None:
+        run, options = self.run, self.options
+        nothing = run.nothing_to_watch(report)
+        if nothing and options.format != "json" and self.output is None:
+            self._tell(f"noclobber: {nothing}")
+            return
+        from noclobber.render import render
+        from noclobber.render.color import wanted, width_of
+
+        if self.output is not None:
+            where = f"the report is in {options.output}"
+            if os.path.isdir(self.output):
+                where = f"each process wrote to {options.output} (noclobber report {options.output})"
+                why = run.unwritten
+            else:
+                why = unwritten(self.output, render(report, options.format))
+            if not why:
+                self._tell(f"noclobber: {nothing or counts(report)}; {where}", *notes(report))
+                return
+            self._tell(f"noclobber: cannot write `{options.output}`: {why}; the report follows")
+        color, width = wanted(run.stderr), width_of(run.stderr)
+        if run.showed_error and options.format == "full":
+            put("\n", run.stderr)
+        put(render(report, options.format, color=color, width=width), run.stderr)
+        self._tell(*below(report, options.format))
+
+    def _tell(self, *lines: str) -> None:
+        for line in lines:
+            put(f"{visible(line)}\n", self.run.stderr)
 
 
 def with_command(report: Report, words: list[str], given: list[str]) -> Report:
@@ -188,34 +214,3 @@ def with_command(report: Report, words: list[str], given: list[str]) -> Report:
     script = ["--", *words] if words[0].startswith("-") and words[0] != "-m" else words
     command = ["noclobber", "fix", *["--hints"] * (not found), *given, *script]
     return replace(report, program={**report.program, "fix": {"command": command}})
-
-
-def _deliver(report: Report, run: Run, options: argparse.Namespace, output: str | None) -> None:
-    nothing = run.nothing_to_watch(report)
-    if nothing and options.format != "json" and output is None:
-        _tell(run, f"noclobber: {nothing}")
-        return
-    from noclobber.render import render
-    from noclobber.render.color import wanted, width_of
-
-    if output is not None:
-        where = f"the report is in {options.output}"
-        if os.path.isdir(output):
-            where, why = f"each process wrote to {options.output} (noclobber report {options.output})", run.unwritten
-        else:
-            why = unwritten(output, render(report, options.format))
-        if not why:
-            _tell(run, f"noclobber: {nothing or counts(report)}; {where}", *notes(report))
-            return
-        _tell(run, f"noclobber: cannot write `{options.output}`: {why}; the report follows")
-    color, width = wanted(run.stderr, os.environ), width_of(run.stderr, os.environ)
-    if run.showed_error and options.format == "full":
-        put("\n", run.stderr)
-    put(render(report, options.format, color=color, width=width), run.stderr)
-    if options.format in ("concise", "statistics"):
-        _tell(run, *checked(report), *notes(report))
-
-
-def _tell(run: Run, *lines: str) -> None:
-    for line in lines:
-        put(f"{visible(line)}\n", run.stderr)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-from noclobber.cli.output import unwritable, write
+from noclobber.cli.output import unwritable, unwritten
 from noclobber.model.report import Report
 from noclobber.render.text import current_folder, real, shown_path
 from noclobber.selection import (
@@ -16,7 +16,7 @@ from noclobber.selection import (
     baseline_of,
     codes,
     from_project,
-    require,
+    read_baseline,
     selected,
 )
 
@@ -72,7 +72,7 @@ def require_baseline(selection: Selection, *, updating: bool) -> None:
     if path and updating and (why := unwritable(path)):
         raise SelectionError(f"cannot write the baseline `{path}`: {why}")
     if path:
-        require(path, must_exist=not updating)
+        read_baseline(path, must_exist=not updating)
 
 
 def selected_of(
@@ -87,10 +87,8 @@ def selected_of(
     left = selected(report, selection, must_exist=not options.update_baseline)
     if options.update_baseline:
         text, words = baseline_of(left, selection)
-        try:
-            write(selection.baseline, text)
-        except OSError as error:
-            raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {error.strerror}") from None
+        if why := unwritten(selection.baseline, text):
+            raise SelectionError(f"cannot write the baseline `{selection.baseline}`: {why}")
         tell(f"noclobber: the baseline {shown_path(selection.baseline)} has {words}")
         left = selected(report, selection)
     return replace(left, pages=pages(left.findings))

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from noclobber.fix.proof.job import Ended, Order, Result
 from noclobber.fix.proof.launcher import Launcher, Tell, Trial, launching
 from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.repairs import AppliedHints, Repair, Repairs
+from noclobber.imports import torch_needed
 from noclobber.model.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import counted, size
@@ -147,7 +148,7 @@ def _repaired(
         before = done.patch if done is not None else Patch()
         order = Order("search", backwards, seconds, served=before.served)
         searching = launcher.start(order, everywhere=True)
-        with _torch_needed():  # where nothing is forked, this takes as long as the search
+        with torch_needed():  # where nothing is forked, this takes as long as the search
             from noclobber.fix.proof.search import RepairSearch
             from noclobber.fix.proof.verdicts import Prover
 
@@ -170,7 +171,7 @@ def _applied(words: Sequence[str], seconds: float, launcher: Launcher, tell: Tel
     """Find and apply hints; return the report instead if there is none."""
     order = Order("hints", sys.maxsize, seconds)
     searching = launcher.start(order, everywhere=True)
-    with _torch_needed():
+    with torch_needed():
         from noclobber.fix.proof.hints import HintTrials
 
     search = _found(launcher, order, searching)
@@ -218,15 +219,6 @@ def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fi
         how = f"-o {PATCH}" if _outside(done.patch) else "--write"
         fixed.next = f"noclobber fix --hints {how} {typed(words)}"
     return fixed
-
-
-@contextmanager
-def _torch_needed() -> Iterator[None]:
-    """Import what needs torch. Raises CannotFix."""
-    try:
-        yield
-    except (Exception, SystemExit) as failure:
-        raise CannotFix(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
 
 
 def _require(words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from noclobber.integrations.training import METRIC as METRIC
-from noclobber.integrations.training import Training, Watching
+from noclobber.integrations.training import Watching
 
 _log = logging.getLogger("lightning.pytorch")
 
@@ -26,9 +26,6 @@ class NoclobberCallback(Watching, Callback):
 
     `contents=True` compares the bytes that backward reads with the saved bytes, and not only their versions.
     """
-
-    def __init__(self, *, every: int = 100, contents: bool = True) -> None:
-        self._training = Training(every, contents)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin a step. A model that skips the rest of the epoch leaves one open."""

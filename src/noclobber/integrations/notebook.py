@@ -80,6 +80,8 @@ class Cells:
         """The text of the cell that runs, without those within it."""
         self._told: set[tuple[object, ...]] = set()
         """The identities of what has been shown."""
+        self._in_error: set[tuple[object, ...]] = set()
+        """The identities of what the error tells that has ended the cell."""
         self._handler = shell.custom_exceptions, shell.CustomTB
 
     def turn_on(self, options: argparse.Namespace) -> None:
@@ -93,7 +95,7 @@ class Cells:
         """Return what was found since `%noclobber on`. Raises UsageError where noclobber is off."""
         if self._all is None:
             raise UsageError("noclobber is off; `%noclobber on` watches the cells that follow")
-        return replace(selected(self._all.report(), Selection()), ledger=self._all.ledger())
+        return selected(self._all.report(), Selection())
 
     def turn_off(self) -> None:
         """Watch no more cells."""
@@ -161,17 +163,16 @@ class Cells:
         session = one or (self._all if depth <= 1 else None)
         if session is None:
             return
-        report = replace(selected(session.report(), Selection()), ledger=session.ledger() if one else None)
+        report = selected(session.report(), Selection())
         if one is not None:
             self._end(one)
             self._one = None
-        noted = "\n".join(getattr(result.error_in_exec, "__notes__", ()))
-        in_error = {one.identity() for one in report.findings if f"[{one.code}]: {one.message}" in noted}
+        in_error, self._in_error = self._in_error, set()
         told = self._told | in_error if one is None or self._all is not None else in_error
         news = tuple(one for one in report.findings if one.identity() not in told)
         self._told = told | {one.identity() for one in news}
         if news or (one is not None and result.success):
-            show(replace(report, findings=news))
+            show(replace(report, findings=news, ledger=report.ledger if one is not None else None))
 
     def _started(self, options: argparse.Namespace) -> Session:
         session = Session(
@@ -207,7 +208,8 @@ class Cells:
         """Show an error as IPython does, explained if it is about writing in place, and without noclobber's frames."""
         for session in (self._one, self._all):
             if session is not None:
-                session.escaped(error)
+                explained = session.escaped(error)
+                self._in_error |= {one.identity() for _, findings in explained for one in findings}
         kinds, handler = self._handler
         if isinstance(error, kinds):
             return handler(kind, error, error.__traceback__, tb_offset)

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -110,7 +110,10 @@ class Watched:
         from noclobber.render import render
 
         told: list[Finding] = []
-        of_doctest = [one.exc_info[1] for one in getattr(error, "failures", [error]) if _is_of_doctest(one)]
+        unexpected = (
+            one for one in getattr(error, "failures", [error]) if isinstance(one, doctest.UnexpectedException)
+        )
+        of_doctest = [one.exc_info[1] for one in unexpected]  # what an example has raised
         for one, findings in chain.from_iterable(map(self._session.escaped, of_doctest or [error])):
             counting = self._counting(Report(findings)).findings
             text = render(Report(counting), "full") if counting else ""
@@ -145,36 +148,27 @@ class Watched:
             suppressed=(*report.suppressed, *(Suppressed(one, "external", "by mark") for one in marked)),
         )
 
-    def silent_errors(self) -> list[Finding]:
-        """Return what fails a test and nothing raised. What PyTorch raised, the test may be there to catch."""
-        return self.severe(self.findings[self.told :])
-
     def severe(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Return those that fail a test, though nothing is raised."""
+        """Return those that fail a test, though nothing is raised. What is raised, the test may be there to catch."""
         return [one for one in findings if _is_severe(one, self._selection) and _is_silent(one)]
 
-    @property
-    def calls(self) -> tuple[int, int]:
-        """How many backward calls were checked to their end, and how many until they raised."""
-        coverage = self._session.coverage()
-        return coverage.backwards, coverage.raised
-
-    def not_watched(self) -> list[str]:
-        """Return in words what was not watched, and where noclobber failed."""
+    def about(self, findings: Iterable[Finding]) -> dict[str, Any]:
+        """Return what the summary gets of what was watched, as plain data."""
         coverage = self._session.coverage()
         unseen = [one.partition(" (")[0] for one in coverage.unseen]
-        return [*unseen, *self._children, *(f"{one.way}: {one.why}" for one in coverage.lost)]
+        return {
+            "findings": [finding_out(one) for one in findings],
+            "left_out": dict(self.left_out),
+            "unsupported": self.unsupported,
+            "unseen": [*unseen, *self._children, *(f"{one.way}: {one.why}" for one in coverage.lost)],
+            "calls": (coverage.backwards, coverage.raised),
+        }
 
 
 _watching: list[Watched] = []
 """Those that watch now."""
 _patches = Patches()
 """What notices the programs that start, while anyone watches."""
-
-
-def _is_of_doctest(error: BaseException) -> TypeGuard[doctest.UnexpectedException]:
-    """Return True for what doctest raises in place of an error that an example has not expected."""
-    return isinstance(error, doctest.UnexpectedException)
 
 
 def _before_fork() -> None:
@@ -226,12 +220,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _selection(config: pytest.Config) -> Selection:
-    from noclobber.selection import SelectionError, from_project, require
+    from noclobber.selection import SelectionError, from_project, read_baseline
 
     try:
         selection = from_project(str(config.rootpath))
         if selection.baseline:
-            require(selection.baseline, must_exist=True)
+            read_baseline(selection.baseline, must_exist=True)
     except SelectionError as reason:
         raise pytest.UsageError(f"noclobber: {reason}") from None
     return selection
@@ -272,7 +266,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     summary = config.pluginmanager.get_plugin("noclobber-summary")
     assert isinstance(summary, _Summary)
     findings = [one for one in outside.findings if one.severity != "error" or _is_silent(one)]
-    about = _about(outside, findings)
+    about = outside.about(findings)
     if hasattr(config, "workeroutput"):
         config.workeroutput["noclobber"] = about
         return
@@ -379,7 +373,7 @@ def _phase(item: pytest.Item) -> Generator[None, Any, Any]:
         raise
     finally:
         watched.in_phase = False
-    if watched.fails and (errors := watched.silent_errors()):
+    if watched.fails and (errors := watched.severe(watched.findings[watched.told :])):
         watched.has_failed_it = True
         pytest.fail(str(_Failure(errors)), pytrace=False)
     return done
@@ -421,7 +415,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             report.longrepr = item.repr_failure(call.excinfo)
             _without_notes(report, call.excinfo.value)
     if watched.in_phase:  # of a subtest: what is silent fails the whole test
-        report.noclobber = _about(watched, raised)  # type: ignore[attr-defined]
+        report.noclobber = watched.about(raised)  # type: ignore[attr-defined]
         return report
     found = watched.findings[watched.told :]
     watched.told += len(found)
@@ -429,7 +423,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     others = [one for one in found if one not in silent and (one.severity != "error" or _is_silent(one))]
     if report.skipped or hasattr(report, "wasxfail"):
         silent = []  # they are not shown
-    about = _about(watched, [*raised, *silent, *others])
+    about = watched.about([*raised, *silent, *others])
     if by_us and report.failed:
         about["fails"] = len(silent)
         call.excinfo = None  # no frame of the test is left in which a debugger could stop
@@ -437,17 +431,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.sections.append(("noclobber", str(_Failure(silent))))
     report.noclobber = about  # type: ignore[attr-defined]  # travels from the workers of xdist as plain data
     return report
-
-
-def _about(watched: Watched, findings: Iterable[Finding]) -> dict[str, Any]:
-    """Return what the summary gets of what was watched, as plain data."""
-    return {
-        "findings": [finding_out(one) for one in findings],
-        "left_out": dict(watched.left_out),
-        "unsupported": watched.unsupported,
-        "unseen": watched.not_watched(),
-        "calls": watched.calls,
-    }
 
 
 def _without_notes(report: pytest.TestReport, error: BaseException) -> None:

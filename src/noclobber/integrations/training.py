@@ -16,9 +16,10 @@ METRIC = "noclobber/findings"
 
 
 class Watching:
-    """What the callbacks show of their training."""
+    """What the callbacks are asked for, and what they show of their training."""
 
-    _training: Training
+    def __init__(self, *, every: int = 100, contents: bool = True) -> None:
+        self._training = Training(every, contents)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 from transformers.utils import logging
 
-from noclobber.integrations.training import METRIC, Training, Watching
+from noclobber.integrations.training import METRIC, Watching
 from noclobber.observe.torch_api.frames import passed_over
 
 _log = logging.get_logger("transformers.trainer")
@@ -39,10 +39,8 @@ class NoclobberCallback(Watching, TrainerCallback):
     `contents=True` compares the bytes that backward reads with the saved bytes, and not only their versions.
     """
 
-    def __init__(self, *, every: int = 100, contents: bool = True) -> None:
-        self._training = Training(every, contents)
-        self._trainer: Trainer | None = None
-        """Whose epoch runs."""
+    _trainer: Trainer | None = None
+    """Whose epoch runs."""
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any

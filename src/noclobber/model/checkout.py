@@ -7,15 +7,15 @@ is one file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from noclobber.model.finding import Label
+from noclobber.model.finding import Finding, Label
+from noclobber.model.report import Report
 from noclobber.model.source import Site, Span, source_line, told_site
 
-Found = TypeVar("Found")
+Found = TypeVar("Found", Report, tuple[Finding, ...])
 
 
 def in_checkout(found: Found, folder: str) -> Found:
@@ -27,7 +27,8 @@ def in_checkout(found: Found, folder: str) -> Found:
     if not folder:
         return found
     is_same: dict[str, bool] = {}
-    for label in _labels(found):
+    findings = found if isinstance(found, tuple) else (*found.findings, *(one.finding for one in found.suppressed))
+    for label in (label for finding in findings for label in finding.labels):
         path = label.span.path
         root = _root(path, folder)
         if root and any(label.source):
@@ -52,17 +53,6 @@ def in_checkout(found: Found, folder: str) -> Found:
 
     made: Found = moved(found) if roots else found
     return made
-
-
-def _labels(value: Any) -> Iterator[Label]:
-    if isinstance(value, Label):
-        yield value
-    elif isinstance(value, tuple):
-        for one in value:
-            yield from _labels(one)
-    elif is_dataclass(value):
-        for part in fields(value):
-            yield from _labels(getattr(value, part.name))
 
 
 @cache

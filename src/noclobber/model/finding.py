@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
@@ -198,7 +199,8 @@ class Finding:
         return replace(found, fields=fields, names=names)
 
     def with_facts_of(self, other: Finding) -> Finding:
-        """Return this finding, with what an equal one is about: another field that the line saves, another tensor.
+        """Return this finding, with what an equal one is about: another field that the line saves, another tensor. It
+        counts for both.
 
         That the saved values were put back is said only if it holds for both.
         """
@@ -207,7 +209,7 @@ class Finding:
             found = replace(found, notes=tuple(note for note in self.notes if not note.endswith(PUT_BACK)))
         fields = tuple(dict.fromkeys((*self.fields, *other.fields)))
         names = tuple(dict.fromkeys((*self.names, *other.names)))[:MOST_NAMES] if self.names else ()
-        return replace(found, fields=fields, names=names)
+        return replace(found, fields=fields, names=names, count=self.count + other.count)
 
     @property
     def seen(self) -> str:
@@ -221,6 +223,11 @@ class Finding:
         names = names[: MOST_NAMES - 1]
         return f"seen {self.count} times at these lines, for {', '.join(names)} and {last}; shown once"
 
-    def repeated(self, times: int) -> Finding:
-        """The same finding seen `times` times in all."""
-        return replace(self, count=times)
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings in the order in which they were first seen, equal ones as one that counts them."""
+    found: dict[tuple[object, ...], Finding] = {}
+    for one in findings:
+        key = one.identity()
+        found[key] = found[key].with_facts_of(one) if key in found else one
+    return tuple(found.values())

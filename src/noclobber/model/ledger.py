@@ -6,6 +6,8 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from noclobber.model.plain import some_of
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -153,14 +155,8 @@ def repeated(ledger: Ledger) -> Blocks | None:
 
 def ledger_out(ledger: Ledger) -> dict[str, Any]:
     """Return a ledger as plain data."""
-    entries = [{name: getattr(one, name) for name in Entry.__slots__} for one in ledger.entries]
     return {
-        "bytes": ledger.bytes,
-        "parameters": ledger.parameters,
-        "buffers": ledger.buffers,
-        "path": ledger.path,
-        "line": ledger.line,
-        "backwards": ledger.backwards,
-        "entries": entries,
+        **some_of(ledger, "bytes", "parameters", "buffers", "path", "line", "backwards"),
+        "entries": [asdict(one) for one in ledger.entries],
         **({"peaks": [asdict(one) for one in ledger.peaks], "in_place": ledger.in_place} if ledger.peaks else {}),
     }

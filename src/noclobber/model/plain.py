@@ -102,9 +102,14 @@ def _default(one: Field[Any]) -> Any:
     return one.default_factory() if one.default_factory is not MISSING else one.default
 
 
+def some_of(record: Any, *names: str) -> dict[str, Any]:
+    """Return some fields of a record, whatever they hold."""
+    return {name: getattr(record, name) for name in names}
+
+
 def span_out(span: Span) -> dict[str, Any]:
     """Return a span as plain data."""
-    return {name: getattr(span, name) for name in _SPAN}
+    return some_of(span, *_SPAN)
 
 
 def _span_in(data: dict[str, Any]) -> Span:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from noclobber.model.units import listed
+from noclobber.model.units import few, listed
 
 State = Literal["ended", "running", "lost"]
 """What is known of its end: it ended by itself, it still ran, or it was ended by a signal (SIGKILL, out of memory)."""
@@ -80,8 +80,7 @@ def together(processes: Sequence[Process]) -> str:
     if all(one.rank is not None and one.worker is None for one in processes):
         return f"on {ranks_of(ranks)}"
     names = list(dict.fromkeys(one.described() for one in processes))
-    named, more = names[:MOST_NAMED], len(names) - MOST_NAMED
-    return f"in {listed([*named, f'{more} more'] if more > 0 else named)}"
+    return f"in {listed(few(names, MOST_NAMED))}"
 
 
 def ranks_of(ranks: Iterable[int | None]) -> str:

@@ -12,7 +12,7 @@ from noclobber.model.finding import Finding
 from noclobber.model.hints import Hint, InPlaceCall
 from noclobber.model.ledger import Ledger, ledger_out
 from noclobber.model.page import Page
-from noclobber.model.plain import WrongSpan, WrongType, built, named, span_out
+from noclobber.model.plain import WrongSpan, WrongType, built, named, some_of, span_out
 from noclobber.model.process import Process
 from noclobber.model.source import Site
 
@@ -186,33 +186,26 @@ def checked(kind: type[Made], data: Any) -> Made:
 def coverage_out(coverage: Coverage) -> dict[str, Any]:
     """Return a coverage as plain data."""
     return {
-        "writes": coverage.writes,
-        "saves": coverage.saves,
-        "contents": coverage.contents,
+        **some_of(coverage, "writes", "saves", "contents"),
         "unseen": list(coverage.unseen),
         "notes": list(coverage.notes),
-        "lost": [{"way": one.way, "why": one.why, "internal": one.internal} for one in coverage.lost],
-        "backwards": coverage.backwards,
-        "raised": coverage.raised,
+        "lost": list(map(lost_out, coverage.lost)),
+        **some_of(coverage, "backwards", "raised"),
         **({"fake": True} if coverage.fake else {}),
     }
+
+
+def lost_out(lost: Lost) -> dict[str, Any]:
+    """Return as plain data what was lost, without its traceback."""
+    return some_of(lost, "way", "why", "internal")
 
 
 def finding_out(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data."""
     return {
-        "code": finding.code,
-        "rule": finding.rule,
-        "severity": finding.severity,
-        "message": finding.message,
+        **some_of(finding, "code", "rule", "severity", "message"),
         "labels": [
-            {
-                "role": one.role,
-                "primary": one.primary,
-                **span_out(one.span),
-                "text": one.text,
-                "source": list(one.source),
-            }
+            {**some_of(one, "role", "primary"), **span_out(one.span), "text": one.text, "source": list(one.source)}
             for one in finding.labels
         ],
         "tensor": _tensor_out(finding),
@@ -244,32 +237,26 @@ def _tensor_out(finding: Finding) -> dict[str, Any] | None:
     tensor = finding.tensor
     if tensor is None or tensor == Tensor():
         return None
-    about = {name: getattr(tensor, name) for name in ("name", "kind", "dtype", "device")}
+    about = some_of(tensor, "name", "kind", "dtype", "device")
     return {**about, "shape": list(tensor.shape), "bytes": tensor.nbytes}
 
 
 def _save_out(finding: Finding) -> dict[str, Any] | None:
-    save = finding.save
-    if save is None:
+    if finding.save is None:
         return None
-    about = {name: getattr(save, name) for name in ("node", "field", "version", "unchecked")}
-    return {**about, "fields": list(finding.fields)}
+    return {**some_of(finding.save, "node", "field", "version", "unchecked"), "fields": list(finding.fields)}
 
 
 def _write_out(write: Write) -> dict[str, Any]:
-    span = write.site.span() if write.site else None
-    about = ("op", "via", "version_before", "version_after", "overlaps", "untracked")
     return {
-        **{name: getattr(write, name) for name in about},
+        **some_of(write, "op", "via", "version_before", "version_after", "overlaps", "untracked"),
         "optimizer": write.step.optimizer if write.step else None,
-        "path": span.path if span else None,
-        "line": span.line if span else None,
+        **_place_out(write.site),
     }
 
 
-def _place_out(site: Site) -> dict[str, Any]:
-    span = site.span()
-    return {"path": span.path, "line": span.line}
+def _place_out(site: Site | None) -> dict[str, Any]:
+    return some_of(site.span(), "path", "line") if site is not None else {"path": None, "line": None}
 
 
 def _hint_out(hint: Hint) -> dict[str, Any]:

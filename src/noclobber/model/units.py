@@ -15,6 +15,12 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
+def few(parts: Sequence[str], most: int) -> list[str]:
+    """ "a", "b", "3 more": the first parts, and how many there are beside them."""
+    more = len(parts) - most
+    return [*parts[:most], f"{more} more"] if more > 0 else [*parts]
+
+
 def size(count: int) -> str:
     """A number of bytes: `96 B`, `1.5 kB`."""
     number, unit = float(count), "B"

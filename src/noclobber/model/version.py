@@ -8,10 +8,14 @@ FROM_SOURCE = "0+unknown"
 
 def version() -> str:
     """Return the version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    return installed("noclobber") or FROM_SOURCE
+
+
+def installed(package: str) -> str:
+    """Return the version of a package that is installed; empty if it is not."""
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return installed("noclobber")
+        return version(package)
     except PackageNotFoundError:
-        return FROM_SOURCE
+        return ""

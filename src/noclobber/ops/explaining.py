@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from noclobber.model.probe import Case, Formula, OperatorPage, Probe
 from noclobber.ops import formulas
-from noclobber.ops.probing import argument_names, mapped, probe, tensors_in
+from noclobber.ops.probing import argument_names, probe, tensors_in
 from noclobber.ops.samples import EVALUATION, TRAINING, Sample, samples_of
 from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import node_in_words
@@ -151,23 +152,16 @@ def _needing(sample: Sample) -> Iterator[tuple[tuple[str, ...], Sample]]:
     if isinstance(sample.function, torch.nn.Module):
         yield from _needing_of_module(sample, sample.function)
         return
-    flat = [one for _, one in tensors_in(sample.args) if one.is_floating_point() or one.is_complex()]
-    subsets: list[tuple[int, ...]] = [(one,) for one in range(len(flat))]
-    if len(flat) > 1:
-        subsets.append(tuple(range(len(flat))))
-    names = list(_named(sample))
-    for subset in subsets:
-        chosen = {id(flat[at]) for at in subset}
-        args = _with(sample.args, chosen)
-        yield tuple(names[at] for at in subset if at < len(names)), replace(sample, args=args)
-
-
-def _named(sample: Sample) -> Iterator[str]:
-    """Yield the names of the differentiable tensors of a call, as the probe names them."""
-    for name, value in zip(argument_names(sample.function, sample.args, {}), sample.args, strict=False):
-        for inner, tensor in tensors_in(value, name):
-            if tensor.is_floating_point() or tensor.is_complex():
-                yield inner
+    names = argument_names(sample.function, sample.args, {})
+    named = [
+        (name, id(tensor))
+        for argument, value in zip(names, sample.args, strict=False)
+        for name, tensor in tensors_in(value, argument)
+        if tensor.is_floating_point() or tensor.is_complex()
+    ]
+    for subset in [*([one] for one in named), *[named] * (len(named) > 1)]:
+        args = _with(sample.args, {tensor for _, tensor in subset})
+        yield tuple(name for name, _ in subset), replace(sample, args=args)
 
 
 def _needing_of_module(sample: Sample, module: torch.nn.Module) -> Iterator[tuple[tuple[str, ...], Sample]]:
@@ -185,8 +179,8 @@ def _needing_of_module(sample: Sample, module: torch.nn.Module) -> Iterator[tupl
 
 def _with(args: tuple[Any, ...], chosen: set[int]) -> tuple[Any, ...]:
     """Return the arguments with the chosen tensors requiring a gradient."""
-    given: tuple[Any, ...] = mapped(lambda one: one.detach().requires_grad_(id(one) in chosen), args)
-    return given
+    given = pytree.tree_map_only(torch.Tensor, lambda one: one.detach().requires_grad_(id(one) in chosen), args)
+    return tuple(given)
 
 
 def _case(call: str, needs: tuple[str, ...], result: Probe) -> Case:

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.utils import _pytree as pytree
 
-from noclobber.model.overlap import Region, overlap
 from noclobber.model.probe import Operand, Probe, Role
 from noclobber.observe.core.seen.reads import read_by
 from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import registry
 from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.witness.layout import share_bytes
 
 MOST_TRIALS = 64
 """How many tensors are tried one by one where a function keeps tensors that cannot be seen."""
@@ -139,9 +140,7 @@ def _probed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 def _operand(place: Place, tensor: torch.Tensor, operands: Mapping[Place, torch.Tensor], **facts: Any) -> Operand:
     also = next((name for (name, _), one in operands.items() if one is tensor), "")
     if not also or also == place[0]:
-        region = _region(tensor)
-        sharing = (name for (name, _), one in operands.items() if one is not tensor and _meet(one, tensor, region))
-        also = next(sharing, "")
+        also = next((name for (name, _), one in operands.items() if one is not tensor and share_bytes(one, tensor)), "")
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Operand(place[0], place[1], tuple(tensor.shape), dtype, also=also, **facts)
 
@@ -169,7 +168,7 @@ def _called(
 
     with torch.enable_grad(), _seeded():
         function = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
-        args, kwargs = mapped(copied, list(args)), mapped(copied, dict(kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (list(args), dict(kwargs)))
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
             call.inputs.update({(inner, "input"): tensor for inner, tensor in tensors_in(value, name)})
         if isinstance(function, torch.nn.Module):
@@ -225,8 +224,7 @@ def _keepers(call: _Call, tensor: torch.Tensor) -> tuple[tuple[str, ...], bool]:
     if not tensor.is_inference():
         increment_version(tensor)
     noticed = [by for (by, alias), version in zip(tracked, before, strict=True) if alias._version != version]
-    region = _region(tensor)
-    unseen = [by for by, alias in [*tracked, *call.hidden] if _meet(alias, tensor, region)]
+    unseen = [by for by, alias in [*tracked, *call.hidden] if share_bytes(alias, tensor)]
     return tuple(dict.fromkeys([*noticed, *unseen])), bool(noticed)
 
 
@@ -304,23 +302,6 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-def _region(tensor: torch.Tensor) -> Region | None:
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return None
-    size = tensor.element_size()
-    strides = tuple(stride * size for stride in tensor.stride())
-    return Region(int(tensor.storage_offset()) * size, tuple(tensor.shape), strides, size)
-
-
-def _meet(one: torch.Tensor, other: torch.Tensor, region: Region | None) -> bool:
-    """Return True if two tensors share a byte."""
-    key = storages.storage_key(one)
-    if key is None or key != storages.storage_key(other):
-        return False
-    mine = _region(one)
-    return mine is None or region is None or overlap(mine, region)
-
-
 def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors in lists, tuples and dicts, each with its name: `tensors[0]`, `state["h"]`."""
     if isinstance(value, torch.Tensor):
@@ -331,19 +312,6 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from tensors_in(inner, f"{name}[{key!r}]")
-
-
-def mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return a value with its tensors changed, in new lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(change, inner) for inner in value))
-    if type(value) in (list, tuple):
-        return type(value)(mapped(change, inner) for inner in value)
-    if type(value) is dict:
-        return {key: mapped(change, inner) for key, inner in value.items()}
-    return value
 
 
 def argument_names(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

@@ -28,7 +28,8 @@ class Blocks:
         self._open = 0
         self._member: Member | None = None
         self._all = Report()
-        self._forks = 0
+        self.forks = 0
+        """The children that are not watched."""
         self._counting = lock()
 
     def begin(self) -> None:
@@ -57,10 +58,9 @@ class Blocks:
 
     def _hand_on(self) -> None:
         if self._member is None or self._member.in_child:
-            session, folder = self.session, tempfile.mkdtemp(prefix="noclobber-")
+            folder = tempfile.mkdtemp(prefix="noclobber-")
             weakref.finalize(self, _remove, folder, os.getpid())
-            order = Order(folder, session.contents, session.on_write, session.watching, notes=True)
-            self._member = Member(order, session, [])
+            self._member = Member(Order(folder, self.session.handed_on()), self.session, [])
         self._member.begin()
 
     def _gather(self, member: Member) -> None:
@@ -78,14 +78,10 @@ class Blocks:
     def report(self) -> Report:
         """Return what this process and its children found."""
         report = with_own(self._all, self.session, {})
-        if not self._forks:
+        if not self.forks:
             return report
-        unseen = f"processes that the block forked ({self._forks}; `children=True` watches them)"
+        unseen = f"processes that the block forked ({self.forks}; `children=True` watches them)"
         return replace(report, coverage=replace(report.coverage, unseen=(*report.coverage.unseen, unseen)))
-
-    def forking(self) -> None:
-        """Count a child that is about to be forked, and is not watched."""
-        self._forks += 1
 
 
 _alone: list[Blocks] = []
@@ -94,7 +90,7 @@ _alone: list[Blocks] = []
 
 def _before_fork() -> None:
     for blocks in _alone:
-        blocks.forking()
+        blocks.forks += 1
 
 
 def _remove(folder: str, process: int) -> None:

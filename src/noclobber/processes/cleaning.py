@@ -11,8 +11,7 @@ from pathlib import Path
 
 from noclobber.model.caches import caches
 from noclobber.model.report import ReportError
-from noclobber.processes.alive import state_of
-from noclobber.processes.leftover import runs
+from noclobber.processes.leftover import inside, runs
 from noclobber.processes.merging import first_of
 
 STILL = 60 * 60
@@ -25,8 +24,7 @@ def clean() -> tuple[list[str], list[str]]:
     of_runs = runs()
     # A folder of the user's own may have such a name too.
     temporary = [str(one) for one in Path(tempfile.gettempdir()).glob("noclobber-*") if _is_of_run(str(one))]
-    kept = [one.path for one in os.scandir(of_runs) if one.is_dir()] if os.path.isdir(of_runs) else []
-    for folder in [*temporary, *kept]:
+    for folder in [*temporary, *inside(of_runs)]:
         if _is_in_use(folder):
             left.append(folder)
         else:
@@ -55,7 +53,7 @@ def _is_in_use(folder: str) -> bool:
     try:
         first = first_of(folder)
         if first is not None:
-            return state_of(first.pid, first.host, first.born) == "running"
+            return first.state == "running"
         return time.time() - os.stat(folder).st_mtime < STILL
     except (OSError, ReportError):
         return True

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from noclobber.model.report import Report, ReportError
-from noclobber.processes.alive import is_known, state_of
+from noclobber.processes.alive import is_known
 from noclobber.processes.merging import files_in, first_of, report_of
 
 DAYS = 30
@@ -69,10 +69,10 @@ def killed(of: str) -> list[tuple[str, str]]:
     Folders that nobody needs any more are removed.
     """
     found = []
-    for folder in _inside(of):
+    for folder in inside(of):
         with suppress(OSError, ReportError):
             first = first_of(folder)
-            if first is None or state_of(first.pid, first.host, first.born) != "lost":
+            if first is None or first.state != "lost":
                 if _is_old(folder) and (first is None or not is_known(first.host)):
                     shutil.rmtree(folder)
                 continue
@@ -92,7 +92,8 @@ def forget(folder: str, report: Report, of: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _inside(of: str) -> list[str]:
+def inside(of: str) -> list[str]:
+    """Return the folders of the runs of a user."""
     try:
         return sorted(one.path for one in os.scandir(of) if one.is_dir(follow_symlinks=False)) if of else []
     except OSError:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from noclobber.imports import after_import
 from noclobber.model.error import UnsupportedTorch
 from noclobber.model.forks import at_fork
-from noclobber.model.report import Lost, coverage_out
+from noclobber.model.report import Lost, coverage_out, lost_out
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.alive import birth, stat
 from noclobber.processes.children import RUN, notice_children, starts_python
@@ -36,21 +36,16 @@ How = Literal["first", "forked", "started"]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a run asks of its processes.
+    """What a run asks of its processes. `options` are those of their sessions.
 
     `run` is the id of the first process, and `parent` of the one that hands the order on; both are empty in the first.
     `joining` is the module whose `join(order)` makes a new Python the Member that it is to be; empty for a plain one.
     """
 
     folder: str
-    contents: bool
-    on_write: Literal["record", "raise"]
-    watching: bool = True
-    notes: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
     run: str = ""
     parent: str = ""
-    first: int = 0
-    every: int = 0
     joining: str = ""
 
     def to_text(self) -> str:
@@ -172,7 +167,7 @@ class Member:
 
     def failed(self, lost: Lost) -> None:
         """Write where noclobber itself failed."""
-        self.journal.write(lost={"way": lost.way, "why": lost.why, "internal": lost.internal})
+        self.journal.write(lost=lost_out(lost))
 
     def checked(self, backwards: int, raised: int) -> None:
         """Write how many backward calls were checked."""

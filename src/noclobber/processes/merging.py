@@ -7,12 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from noclobber.model.checkout import in_checkout
 from noclobber.model.finding import Finding
-from noclobber.model.process import Process, ranks_of, together
+from noclobber.model.process import Process, State, ranks_of, together
 from noclobber.model.report import (
     Coverage,
     Lost,
@@ -47,7 +47,8 @@ def with_own(files: Report, session: Session, program: dict[str, Any]) -> Report
     # What could not be written, as the folder is full, is known of this process at least.
     written = {finding.identity() for finding in files.findings}
     own = tuple(finding for finding in session.findings if finding.identity() not in written)
-    return replace(files, findings=(*session.advised(files.findings + own), *session.hints()), program=program)
+    findings = (*session.advised(files.findings + own), *session.hints())
+    return replace(files, findings=findings, program=program, ledger=session.ledger())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class First:
 
     def __post_init__(self) -> None:
         _require_pid(self.pid)
+
+    @property
+    def state(self) -> State:
+        """Whether it still runs, if it has not told its end."""
+        return state_of(self.pid, self.host, self.born)
 
 
 def _require_pid(pid: int) -> None:
@@ -112,13 +118,6 @@ class _End:
     crashes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """The line of a finding."""
-
-    shown: Finding
-
-
 @dataclass(slots=True)
 class _Read:
     """What one file says."""
@@ -151,11 +150,10 @@ class _Findings:
             raise ReportError("a finding without keys")
         same = keys[2].decode()
         if keys[1] not in self._parsed:
-            finding = checked(_Shown, json_in(line)).shown
+            finding = checked(Finding, json_in(line).get("shown"))
             self._parsed.add(keys[1])
-            known = self.found.setdefault(same, finding)
-            if known is not finding:
-                self.found[same] = known.with_facts_of(finding)
+            known = self.found.get(same)
+            self.found[same] = finding if known is None else known.with_facts_of(finding)
         if same not in counts:
             self.places.setdefault(same, []).append(file)
         counts[same] = max(int(keys[3]), counts.get(same, 0))
@@ -215,7 +213,7 @@ def report_of(folder: str, run: str = "", checkout: str = "") -> Report:
     for finding, places in findings.merged(checkout):
         seen_by = [processes[number] for number, _ in places]
         count = sum(read[number].counts[same] for number, same in places)
-        merged.append(replace(finding.repeated(count), processes=tuple(one.id for one in seen_by)))
+        merged.append(replace(finding, count=count, processes=tuple(one.id for one in seen_by)))
         if several:
             merged[-1] = replace(merged[-1], notes=(*finding.notes, f"seen {together(seen_by)}"))
     first = read[0]
@@ -285,21 +283,18 @@ def _note(read: _Read, line: Any) -> None:
 
 
 def _process(read: _Read) -> Process:
-    first, who = read.first, read.who
+    first = read.first
     return Process(
         id=first.id,
         parent=first.parent,
         pid=first.pid,
         host=first.host,
         command=first.command,
-        name=who.name,
-        rank=who.rank,
-        world=who.world,
-        worker=who.worker,
+        **asdict(read.who),
         torch=read.torch,
         python=first.python,
         why=read.unsupported if read.torch is None else "",
-        state="ended" if read.ended else state_of(first.pid, first.host, first.born),
+        state="ended" if read.ended else first.state,
         status=read.status,
         findings=len(read.counts),
     )
@@ -408,12 +403,10 @@ def _are_several(read: Sequence[_Read]) -> bool:
     ranks: dict[str, set[int | str]] = {}
     for one in read:
         ranks.setdefault(one.first.run, set()).add(one.first.host if one.who.rank is None else one.who.rank)
-    seen = Counter(one for of_run in ranks.values() for one in ({*filter(_is_rank, of_run)} or of_run))
+    seen = Counter(
+        one for of_run in ranks.values() for one in ({one for one in of_run if isinstance(one, int)} or of_run)
+    )
     return any(times > 1 for times in seen.values())
-
-
-def _is_rank(one: int | str) -> bool:
-    return isinstance(one, int)
 
 
 def _named(process: Process) -> str:

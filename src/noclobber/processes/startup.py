@@ -27,16 +27,7 @@ def begin() -> None:
 def _member(order: Order) -> Member:
     from noclobber.session import Session
 
-    session = Session(
-        on_write=order.on_write,
-        contents=order.contents,
-        watching=order.watching,
-        notes=order.notes,
-        everywhere=True,
-        first=order.first,
-        every=order.every,
-    )
-    return Member(order, session, [])
+    return Member(order, Session(**order.options, everywhere=True), [])
 
 
 def _before_excepthook(member: Member) -> None:

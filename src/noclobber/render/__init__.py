@@ -15,9 +15,10 @@ from noclobber.render.kept import kept as kept
 from noclobber.render.ledger import table as table
 from noclobber.render.lines import concise, github, statistics
 from noclobber.render.sarif import sarif
+from noclobber.render.terminal import full
+from noclobber.render.terminal import window as window
 
 if TYPE_CHECKING:
-    from noclobber.model.finding import Finding
     from noclobber.model.report import Report
 
 
@@ -28,25 +29,6 @@ class Format(Protocol):
     """
 
     def __call__(self, report: Report, *, color: bool = False, width: int | None = None) -> str: ...
-
-
-# `terminal` is imported where it is used: it brings rich along, which the other formats do without.
-
-
-def full(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """Every finding with its source window, a footer with counts, what was not watched and the next command; then the
-    ledger, if there is one."""
-    from noclobber.render import terminal
-
-    text = terminal.full(report, color=color, width=width)
-    return text if report.ledger is None else f"{text}\n{table(report.ledger, width)}"
-
-
-def window(finding: Finding, *, color: bool = False, width: int | None = None) -> str:
-    """One finding as in `full`: headline, source window, notes, help. For an exception's text or a test report."""
-    from noclobber.render import terminal
-
-    return terminal.window(finding, color=color, width=width)
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(

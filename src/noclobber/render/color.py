@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import IO
 
 
-def wanted(stream: IO[str] | None, environ: Mapping[str, str]) -> bool:
+def wanted(stream: IO[str] | None, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether colour is wanted on a stream. The order is CPython's own (`Lib/_colorize.py`, `can_colorize`)."""
     if environ.get("PYTHON_COLORS") in ("0", "1"):
         return environ["PYTHON_COLORS"] == "1"
@@ -18,7 +18,7 @@ def wanted(stream: IO[str] | None, environ: Mapping[str, str]) -> bool:
     return environ.get("TERM") != "dumb" and _is_terminal(stream)
 
 
-def width_of(stream: IO[str] | None, environ: Mapping[str, str]) -> int | None:
+def width_of(stream: IO[str] | None, environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the cells of a line: what COLUMNS says, or else the terminal. None if the stream is no terminal.
 
     A terminal that does not know its width has 80 cells, as `shutil.get_terminal_size` says.

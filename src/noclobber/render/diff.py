@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from noclobber.model.finding import Edit, Finding, Suggestion
-from noclobber.render.fit import Cells, fit, lay_out
-from noclobber.render.snippet import CONTINUES, Row, bar
+from noclobber.render.fit import fit, lay_out
+from noclobber.render.snippet import CONTINUES, Frame, Row
 from noclobber.render.text import kept_source, place_of_line, read_source
 
 MOST_LINES = 10_000
@@ -106,25 +106,25 @@ def _applied(edits: list[Edit], lines: list[str]) -> list[str] | None:
     return "".join([*pieces, text[done:]]).replace("\r\n", "\n").split("\n")
 
 
-def rows(found: list[Change], path: str | None, gutter: int, width: int, cells: Cells) -> Iterable[Row]:
+def rows(found: list[Change], path: str | None, frame: Frame) -> Iterable[Row]:
     """The changes as `-` and `+` lines; `path` is the file the window is about, which needs no mention."""
-    yield bar(gutter)
+    yield frame.bar()
     previous: Change | None = None
     for change in found:
         if change.path != (previous.path if previous else path):
             if previous:
-                yield bar(gutter)
-            yield [("gutter", f"{' ' * gutter}::: "), ("", place_of_line(change.path, change.line))]
-            yield bar(gutter)
+                yield frame.bar()
+            yield [("gutter", f"{' ' * frame.gutter}::: "), ("", place_of_line(change.path, change.line))]
+            yield frame.bar()
         elif previous and change.line > previous.line + max(len(previous.removed), 1):
             yield [("gutter", CONTINUES)]
         previous = change
         same = _same(change)
         for sign, number, text in change.rows():
-            line = lay_out(text, cells)
-            piece = fit(line, *line.cells_of(same, same + 1), width - gutter - 3)
+            line = lay_out(text)
+            piece = fit(line, *line.cells_of(same, same + 1), frame.room)
             style = "removed" if sign == "-" else "added"
-            yield [("gutter", f"{number or '':>{gutter}} "), (style, f"{sign} {piece.text}")]
+            yield [frame.number(number or "", ""), (style, f"{sign} {piece.text}")]
 
 
 def _same(change: Change) -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from noclobber.render.text import JOINER, visible_character
+from noclobber.render.text import JOINER, cells, visible_character
 
-Cells = Callable[[str], int]
-"""The width of a text in terminal cells: 2 for most CJK characters and emoji, 0 for a combining mark."""
 CUT = "…"
 
 
@@ -37,7 +34,7 @@ class Line:
         return first, max(last, first + 1)
 
 
-def lay_out(text: str, cells: Cells) -> Line:
+def lay_out(text: str) -> Line:
     """Spell out what does not show, and measure. A base with its combining marks and a joined emoji are one glyph."""
     glyphs: list[tuple[int, str]] = []
     starts: list[int] = []

@@ -70,6 +70,18 @@ def nothing_found(report: Report) -> str:
     return found if coverage.contents else f"{found}: versions were compared, but not bytes"
 
 
+def verdict(report: Report) -> str:
+    """Return what was checked, where the findings do not say it; empty where they do."""
+    return unchecked(report) if report.findings else nothing_found(report)
+
+
+def beside(report: Report) -> list[tuple[str, str]]:
+    """Return what a reader must know beside the findings: its kind, and a line each."""
+    left = [("left out", out)] if (out := left_out(report)) else []
+    missed = [("not watched", one_line(one)) for one in report.coverage.not_watched]
+    return left + missed + [("note", one_line(one)) for one in report.coverage.notes]
+
+
 def left_out(report: Report) -> str:
     """Return how many findings do not count, and why: "2 in the baseline, 1 by comment"; empty if all count."""
     return in_words(why_left_out(report))

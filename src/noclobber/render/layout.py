@@ -1,4 +1,4 @@
-"""A report as rows of styled segments: each finding as rustc draws it, and the footer. The only import of rich."""
+"""A report as rows of styled segments: each finding as rustc draws it, and the footer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from rich.cells import cell_len
-
 from noclobber.model.events import MOST_CALLS, MOST_MODULES
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.model.source import cell_of
 from noclobber.model.units import counted, listed
 from noclobber.render import diff, snippet
-from noclobber.render.judged import left_out, nothing_found, unchecked
+from noclobber.render.judged import beside, left_out, nothing_found, unchecked
 from noclobber.render.snippet import Row
-from noclobber.render.text import APPLYING, FIXING, broken, fix_command, one_line, place_of_line, visible
-from noclobber.render.text import NARROWEST as NARROWEST_WORDS
+from noclobber.render.text import APPLYING, FIXING, broken, filled, fix_command, one_line, place_of_line, visible
 
 WIDTH = 120
 """The cells of a source line if the width of the output is not known. Words are then not broken."""
@@ -58,26 +55,31 @@ def said_once(findings: Sequence[Finding]) -> Iterator[Finding]:
 def headline(finding: Finding, width: int | None) -> Iterable[Row]:
     """`error[NC101]: ...`."""
     title = f"{visible(finding.severity)}[{visible(finding.code)}]"
-    first, *rest = _wrapped(f"{title}: {one_line(finding.message)}", width, indent=2)
+    first, *rest = filled(f"{title}: {one_line(finding.message)}", width)
     yield [(finding.severity, title), ("headline", first.removeprefix(title))]
-    yield from ([("headline", f"  {line}")] for line in rest)
+    yield from ([("headline", line)] for line in rest)
 
 
 def details(finding: Finding, width: int | None) -> Iterable[Row]:
     """What stands below the headline: the source window, notes, help."""
+    window, said = parts(finding, width)
+    yield from window
+    for kind, text, changes in said:
+        yield from _words(kind, text, width)
+        yield from changes
+
+
+def parts(finding: Finding, width: int | None) -> tuple[list[Row], list[tuple[str, str, list[Row]]]]:
+    """Return the rows of the source window; then the kind and the text of each note and help, and the rows of what it
+    changes."""
     proposed = [(suggestion, diff.changes(suggestion, finding)) for suggestion in finding.suggestions]
     gutter = _gutter(finding, [change for _, changes in proposed for change in changes])
-    cells = max(width or WIDTH, NARROWEST + gutter)
-    yield from snippet.window(finding, gutter, cells, cell_len, _wrapped if width else _whole)
-    for note in finding.notes:
-        yield from _words("note", note, width)
-    for note in filter(None, (_scene(finding), finding.seen)):
-        yield from _words("note", note, width)
-    for suggestion, changes in proposed:
-        yield from _words("help", suggestion.message, width)
-        if changes:
-            path = finding.primary.span.path if finding.primary else None
-            yield from diff.rows(changes, path, gutter, cells, cell_len)
+    frame = snippet.Frame(gutter, max(width or WIDTH, NARROWEST + gutter), width is not None)
+    path = finding.primary.span.path if finding.primary else None
+    said: list[tuple[str, str, list[Row]]] = []
+    said += (("note", note, []) for note in (*finding.notes, _scene(finding), finding.seen) if note)
+    said += (("help", one.message, [*diff.rows(changes, path, frame)] if changes else []) for one, changes in proposed)
+    return snippet.window(finding, frame), said
 
 
 def _scene(finding: Finding) -> str:
@@ -101,10 +103,9 @@ def _scene(finding: Finding) -> str:
 def footer(report: Report, width: int | None) -> Iterable[Row]:
     """Counts, what was not watched, and the next commands; where nothing was found, what was watched."""
     rows = [*_words("noclobber", summary(report), width, style="headline")]
-    for unseen in report.coverage.not_watched:
-        rows += _words("not watched", one_line(unseen), width, style="note")
-    for note in report.coverage.notes:
-        rows += _words("note", one_line(note), width)
+    for kind, text in beside(report):
+        if kind != "left out":  # which the summary says
+            rows += _words(kind, text, width, style="note")
     return [*rows, *([("help", what), ("", f": {command}")] for what, command in commands(report))]
 
 
@@ -135,30 +136,9 @@ def _gutter(finding: Finding, changes: list[diff.Change]) -> int:
 
 def _words(kind: str, text: str, width: int | None, *, style: str = "") -> Iterable[Row]:
     indent = len(kind) + 2
-    first, *rest = [part for line in broken(text) for part in _wrapped(line, width and width - indent)]
+    first, *rest = [part for line in broken(text) for part in filled(line, width and width - indent, below="")]
     yield [(style or kind, kind), ("", f": {first}")]
     yield from ([("", " " * indent + line)] for line in rest)
-
-
-def _wrapped(line: str, width: int | None, *, indent: int = 0) -> list[str]:
-    """Break a line between words. All but the first are to be indented by the caller, by `indent` cells."""
-    if width is None or cell_len(line) <= width:
-        return [line]
-    most = max(width, NARROWEST_WORDS)
-    parts, rest = [], line
-    while cell_len(rest) > most:
-        cut = rest.rfind(" ", 1, most + 1)
-        cut = rest.find(" ", most) if cut < 1 else cut
-        if cut < 1:
-            break
-        parts.append(rest[:cut].rstrip())
-        rest = rest[cut:].lstrip()
-        most = max(width - indent, NARROWEST_WORDS)
-    return [*parts, rest]
-
-
-def _whole(line: str, width: int) -> list[str]:
-    return [line]
 
 
 def _counts(report: Report) -> str:

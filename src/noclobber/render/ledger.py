@@ -5,7 +5,7 @@ from __future__ import annotations
 from noclobber.model.ledger import MOST, Entry, Ledger, Peak, repeated, shown
 from noclobber.model.units import counted, share, size
 from noclobber.render.fit import CUT
-from noclobber.render.text import GAP, filled, one_line, place_of_line, row_of, widths_of
+from noclobber.render.text import GAP, filled, one_line, place_of_line, table_of, widths_of
 
 LINE, MODULE, SOURCE = 2, 3, 5
 """Columns: the first with words, and those that may be shortened."""
@@ -20,9 +20,7 @@ def table(ledger: Ledger, width: int | None = None) -> str:
     With a width, words are broken there, and rows have shorter columns, or fewer.
     """
     kept = shown(ledger)
-    lines = summary(ledger)
-    if width is not None:
-        lines = [part for line in lines for part in filled(line, width, below="  ")]
+    lines = [part for line in summary(ledger) for part in filled(line, width)]
     if not kept:
         return "".join(f"{line}\n" for line in lines)
     rows = [("bytes", "share", "line", "module", "operator", "source"), *(_row(one, ledger) for one in kept[:MOST])]
@@ -30,7 +28,7 @@ def table(ledger: Ledger, width: int | None = None) -> str:
         rest = sum(one.bytes for one in kept[MOST:])
         rows.append((size(rest), share(rest, ledger.bytes), f"{len(kept) - MOST} more", "", "", ""))
     rows = rows if width is None else _narrowed(rows, width)
-    lines += [row_of(row, widths_of(rows), right=LINE) for row in rows]
+    lines += table_of(rows, right=LINE)
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from noclobber.model.finding import Finding, Label, Suggestion
 from noclobber.model.report import Report
+from noclobber.model.units import counted
 from noclobber.render.diff import changes
-from noclobber.render.judged import left_out, nothing_found, unchecked
+from noclobber.render.judged import beside, verdict
 from noclobber.render.text import (
     FIXING,
     broken,
@@ -17,6 +18,7 @@ from noclobber.render.text import (
     place,
     repository,
     shown_path,
+    table_of,
     visible,
 )
 
@@ -44,13 +46,11 @@ def _concise(finding: Finding) -> str:
 
 def statistics(report: Report, *, color: bool = False, width: int | None = None) -> str:
     """`12  NC101  stale-save  3 files`: how many findings of each code there are, the most first, and their files."""
-    counts = by_code(report)
-    digits = max((len(str(count)) for _, count, _ in counts), default=0)
-    longest = max((len(visible(one.rule)) for one, _, _ in counts), default=0)
-    return "".join(
-        f"{count:>{digits}}  {visible(one.code)}  {visible(one.rule):<{longest}}  {files} file{'s' * (files != 1)}\n"
-        for one, count, files in counts
-    )
+    rows = [
+        (str(count), visible(one.code), visible(one.rule), counted(files, "file"))
+        for one, count, files in by_code(report)
+    ]
+    return "".join(f"{line}\n" for line in table_of(rows, right=1))
 
 
 def by_code(report: Report) -> list[tuple[Finding, int, int]]:
@@ -71,11 +71,9 @@ def github(report: Report, *, color: bool = False, width: int | None = None) -> 
     command = fix_command(report.program)
     root = repository()
     lines = [_annotation(finding, command, root) for finding in report.findings]
-    said = unchecked(report) if report.findings else nothing_found(report)
+    said = verdict(report)
     notices = [said] if said else []
-    notices += [f"left out: {out}"] if (out := left_out(report)) else []
-    notices += [f"not watched: {one_line(unseen)}" for unseen in report.coverage.not_watched]
-    notices += map(one_line, report.coverage.notes)
+    notices += [text if kind == "note" else f"{kind}: {text}" for kind, text in beside(report)]
     lines += [f"::notice title=noclobber::{_escaped(one)}" for one in notices]
     return "".join(f"{line}\n" for line in lines)
 

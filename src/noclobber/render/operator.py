@@ -7,7 +7,7 @@ from itertools import zip_longest
 from textwrap import wrap
 
 from noclobber.model.probe import Case, OperatorPage
-from noclobber.render.text import GAP, NARROWEST, filled, row_of, widths_of
+from noclobber.render.text import GAP, NARROWEST, filled, row_of, table_of
 
 WIDTH = 100
 _HEADS = ("call", "requires grad", "kept", "free")
@@ -18,28 +18,28 @@ _PARTS = (0.4, 0.19, 0.19, 0.22)
 def page(one: OperatorPage, width: int | None = None) -> str:
     """The page of an operator; every line ends in a newline. With a width, words are broken there."""
     title = f"{one.name}: what backward keeps, and what may be overwritten before it (tried with torch {one.torch})"
-    lines = [*_filled(title, width), ""]
+    lines = [*filled(title, width), ""]
     most = WIDTH if width is None else min(width, WIDTH)
-    lines += [*(line for sentence in one.why for line in filled(sentence, most)), ""] if one.why else []
+    lines += [*(line for sentence in one.why for line in filled(sentence, most, below="")), ""] if one.why else []
     rows = [_HEADS, *(_row(case) for case in one.cases)]
     rows += [_row_in_place(case) for case in one.in_place]
     lines += _table(rows, width)
     if any(case.copied for case in one.cases):
-        lines += _filled("* and memory of its own, which nobody else can overwrite", width, first="  ", below="    ")
+        lines += filled("* and memory of its own, which nobody else can overwrite", width, first="  ", below="    ")
     if one.formulas:
-        lines += ["", *_filled("formulas of this torch (derivatives.yaml):", width)]
+        lines += ["", *filled("formulas of this torch (derivatives.yaml):", width)]
         for formula in one.formulas:
             lines.append(f"  {formula.node}")
             for line in formula.text.splitlines():
                 indent = " " * (4 + len(line) - len(line.lstrip()))
-                lines += _filled(line.strip(), width, first=indent, below=f"{indent}  ")
+                lines += filled(line.strip(), width, first=indent, below=f"{indent}  ")
             if formula.kept != formula.probed:
                 said, seen = ", ".join(formula.kept) or "nothing", ", ".join(formula.probed) or "nothing"
                 note = f"note: the formula computes with {said}; the calls above kept {seen}"
-                lines += _filled(note, width, first="    ", below="      ")
-    lines += [line for note in one.notes for line in _filled(f"note: {note}", width)]
+                lines += filled(note, width, first="    ", below="      ")
+    lines += [line for note in one.notes for line in filled(f"note: {note}", width)]
     last = "After backward everything may be overwritten; a leaf that requires grad only under torch.no_grad()."
-    lines += ["", *_filled(last, width)]
+    lines += ["", *filled(last, width)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
@@ -50,7 +50,7 @@ def operators(cases: Iterable[Case], width: int | None = None, *, markdown: bool
     """
     rows = dict.fromkeys([_HEADS, *map(_row, cases)])
     if not markdown:
-        return "".join(f"{line}\n" for line in (_aligned([*rows]) if width is None else _broken(rows, width)))
+        return "".join(f"{line}\n" for line in (table_of([*rows]) if width is None else _broken(rows, width)))
     table = [f"| {' | '.join(_cell(one) for one in row)} |" for row in rows]
     return "".join(f"{line}\n" for line in [table[0], "|---|---|---|---|", *table[1:]])
 
@@ -83,13 +83,9 @@ def _row_in_place(case: Case) -> tuple[str, str, str, str]:
     return (case.call, ", ".join(case.needs) or "any", kept, ", ".join(case.free) or "nothing")
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    return [row_of(row, widths_of(rows)) for row in rows]
-
-
 def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
     """Return the rows below each other in columns; where these are wider than the width, a block of lines for each."""
-    lines = [f"  {line}" for line in _aligned(rows)]
+    lines = [f"  {line}" for line in table_of(rows)]
     if width is None or max(map(len, lines)) <= width:
         return lines
     (_, *heads), *others = rows
@@ -99,7 +95,3 @@ def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
         for head, cell in zip(heads, cells, strict=True):
             lines += filled(f"{head}: {cell}", width, first="    ", below="      ")
     return lines
-
-
-def _filled(text: str, width: int | None, *, first: str = "", below: str = "  ") -> list[str]:
-    return [f"{first}{text}"] if width is None else filled(text, width, first=first, below=below)

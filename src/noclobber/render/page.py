@@ -29,7 +29,7 @@ def _filled(text: str, width: int) -> Iterator[str]:
         if is_words:
             words.append(line.strip())
         elif line == section:
-            yield from filled(line, width, below="  ")
+            yield from filled(line, width)
         else:
             yield line
     if words:

@@ -6,7 +6,8 @@ from html import escape
 
 from noclobber.model.probe import Operand, Probe
 from noclobber.model.units import size
-from noclobber.render.text import one_line, row_of, widths_of
+from noclobber.render.html import markup
+from noclobber.render.text import one_line, table_of
 
 NAMED = 3
 """How many keepers of one tensor are named."""
@@ -15,22 +16,19 @@ NAMED = 3
 def table(probe: Probe) -> str:
     """A line for each tensor, then what is kept in all; every line ends in a newline."""
     rows = [(one_line(one.name), _kind(one), _verdict(one)) for one in probe.operands]
-    lines = [f"  {row_of(row, widths_of(rows))}" for row in rows]
+    lines = [f"  {line}" for line in table_of(rows)]
     return "".join(f"{line}\n" for line in [one_line(probe.call), *lines, *_sum(probe)])
 
 
 def html(probe: Probe) -> str:
     """The same as a table of HTML."""
-    rows = "".join(
-        f"<tr><td><code>{escape(one_line(one.name))}</code></td><td>{escape(_kind(one))}</td>"
-        f"<td>{escape(_verdict(one))}</td></tr>"
+    rows = [
+        (f"<code>{escape(one_line(one.name))}</code>", escape(_kind(one)), escape(_verdict(one)))
         for one in probe.operands
-    )
+    ]
+    heads = dict.fromkeys(("tensor", "kind", "before backward"), "")
     below = "".join(f"<p>{escape(line)}</p>" for line in _sum(probe))
-    return (
-        f"<table><caption>{escape(one_line(probe.call))}</caption><thead><tr><th>tensor</th><th>kind</th>"
-        f"<th>before backward</th></tr></thead><tbody>{rows}</tbody></table>{below}"
-    )
+    return markup.table(heads, rows, caption=escape(one_line(probe.call))) + below
 
 
 def _kind(operand: Operand) -> str:

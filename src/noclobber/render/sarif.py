@@ -13,11 +13,11 @@ from pathlib import PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
-from noclobber.model.finding import Finding, Label, Severity
+from noclobber.model.finding import Finding, Severity
 from noclobber.model.page import Page
 from noclobber.model.report import Report
 from noclobber.model.source import Span
-from noclobber.render.judged import failed, failure, nothing_found, unchecked, unwatched
+from noclobber.render.judged import beside, failed, failure, nothing_found, unchecked, unwatched
 from noclobber.render.text import bytes_of, from_root, one_line, repository
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -77,8 +77,7 @@ def _rule(finding: Finding, page: Page | None, site: str) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     """How the program ended, what was checked and what not, and what else a reader must know."""
-    notes = [("note", f"not watched: {one_line(one)}") for one in report.coverage.unseen]
-    notes += [("note", one_line(one)) for one in report.coverage.notes]
+    notes = [("note", text if kind == "note" else f"{kind}: {text}") for kind, text in beside(report)]
     if why := unwatched(report) or unchecked(report):
         notes.insert(0, ("warning", why))
     elif not report.findings:
@@ -107,7 +106,10 @@ def _result(finding: Finding, codes: list[str], root: str, fingerprint: str) -> 
     if primary is not None:
         result["locations"] = [{"physicalLocation": _physical(primary.span, root)}]
         others = [one for one in finding.labels if one is not primary]
-        result["relatedLocations"] = [_related(number, one, root) for number, one in enumerate(others, 1)]
+        result["relatedLocations"] = [
+            {"id": number, "message": {"text": one_line(one.text)}, "physicalLocation": _physical(one.span, root)}
+            for number, one in enumerate(others, 1)
+        ]
     return result
 
 
@@ -115,10 +117,6 @@ def _sentences(finding: Finding) -> Iterable[str]:
     yield one_line(finding.message)
     yield from (f"note: {one_line(note)}" for note in finding.notes)
     yield from (f"help: {one_line(one.message)}" for one in finding.suggestions)
-
-
-def _related(number: int, label: Label, root: str) -> dict[str, Any]:
-    return {"id": number, "message": {"text": one_line(label.text)}, "physicalLocation": _physical(label.span, root)}
 
 
 def _physical(span: Span, root: str) -> dict[str, Any]:

@@ -6,19 +6,17 @@ are on one line, but hard to get right. This stays readable with any number of l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from noclobber.model.finding import Finding, Label
-from noclobber.render.fit import Cells, Line, fit, lay_out
-from noclobber.render.text import kept_source, one_line, place, read_source
+from noclobber.render.fit import Line, fit, lay_out
+from noclobber.render.text import cells, filled, kept_source, one_line, place, read_source
 
 Row = list[tuple[str, str]]
 """(style, text) from left to right. The styles are named in `terminal` and `html`; "" is plain."""
 STORY = ("create", "save", "write", "read", "inside")
 CONTINUES = "..."
-Wrap = Callable[[str, int], list[str]]
-"""Breaks words to a number of cells, between words; where the width of the output is not known, not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,34 @@ class Mark:
         return "primary" if self.primary else "secondary"
 
 
-def bar(gutter: int) -> Row:
-    """An empty line of the window."""
-    return [("gutter", " " * (gutter + 1) + "|")]
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a window is drawn in: the digits of its line numbers, and the cells of its lines. Words are broken there if
+    it `breaks` them."""
+
+    gutter: int
+    width: int
+    breaks: bool
+
+    @property
+    def room(self) -> int:
+        """The cells of a source line beside its number."""
+        return self.width - self.gutter - 3
+
+    def wrap(self, text: str, room: int) -> list[str]:
+        """Break words to a number of cells."""
+        return filled(text, room if self.breaks else None, below="")
+
+    def bar(self) -> Row:
+        """An empty line of the window."""
+        return [("gutter", " " * (self.gutter + 1) + "|")]
+
+    def number(self, line: int | str, sign: str) -> tuple[str, str]:
+        """The number of a line, and what stands between it and the text."""
+        return "gutter", f"{line:>{self.gutter}} {sign}"
 
 
-def window(finding: Finding, gutter: int, width: int, cells: Cells, wrap: Wrap) -> list[Row]:
+def window(finding: Finding, frame: Frame) -> list[Row]:
     """All places of a finding, the primary label's file first; no rows where a finding has no labels."""
     primary = finding.primary
     if primary is None:
@@ -54,14 +74,12 @@ def window(finding: Finding, gutter: int, width: int, cells: Cells, wrap: Wrap) 
     rows: list[Row] = []
     for arrow, labels in zip(["-->"] + [":::"] * len(files), files.values(), strict=False):
         head = primary if arrow == "-->" else labels[0]
-        rows.append([("gutter", f"{' ' * gutter}{arrow} "), ("", place(head.span))])
-        rows.append(bar(gutter))
-        rows.extend(_file(labels, primary, gutter, width, cells, wrap))
-        rows.append(bar(gutter))
+        rows.append([("gutter", f"{' ' * frame.gutter}{arrow} "), ("", place(head.span))])
+        rows += [frame.bar(), *_file(labels, primary, frame), frame.bar()]
     return rows
 
 
-def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: Cells, wrap: Wrap) -> Iterable[Row]:
+def _file(labels: list[Label], primary: Label, frame: Frame) -> Iterable[Row]:
     sources: dict[int, str] = {}
     for label in sorted(labels, key=lambda one: one is not primary):
         for number, text in kept_source(label).items():
@@ -75,12 +93,12 @@ def _file(labels: list[Label], primary: Label, gutter: int, width: int, cells: C
         if previous is not None and number > previous + 1:
             yield [("gutter", CONTINUES)]
         if sources[number].strip():
-            yield from _line(number, sources[number], marks[number], gutter, width, cells, wrap)
+            yield from _line(number, sources[number], marks[number], frame)
         else:  # the source is gone: the words stand where it would
             for mark in sorted(marks[number], key=_story):
-                first, *rest = wrap(mark.text, width - gutter - 3)
-                yield [("gutter", f"{number:>{gutter}} = "), (mark.style, first)]
-                yield from ([("", " " * (gutter + 3)), (mark.style, line)] for line in rest)
+                first, *rest = frame.wrap(mark.text, frame.room)
+                yield [frame.number(number, "= "), (mark.style, first)]
+                yield from ([("", " " * (frame.gutter + 3)), (mark.style, line)] for line in rest)
         previous = number
 
 
@@ -100,21 +118,18 @@ def _marks(label: Label, primary: bool, sources: dict[int, str]) -> Iterable[tup
     yield span.end_line, Mark(len(last) - len(last.lstrip()), span.end_column - 1, label, primary, text)
 
 
-def _line(
-    number: int, text: str, marks: list[Mark], gutter: int, width: int, cells: Cells, wrap: Wrap
-) -> Iterable[Row]:
+def _line(number: int, text: str, marks: list[Mark], frame: Frame) -> Iterable[Row]:
     """A source line with its underlines; again for labels that are too far apart for one piece of a long line."""
-    line = lay_out(text, cells)
-    room = width - gutter - 3
-    for group in _groups(line, marks, room):
+    line = lay_out(text)
+    for group in _groups(line, marks, frame.room):
         bounds = [line.cells_of(mark.start, mark.end) for mark in group]
-        piece = fit(line, min(start for start, _ in bounds), max(end for _, end in bounds), room)
-        yield [("gutter", f"{number:>{gutter}} | "), ("", piece.text)]
+        piece = fit(line, min(start for start, _ in bounds), max(end for _, end in bounds), frame.room)
+        yield [frame.number(number, "| "), ("", piece.text)]
         by_cells: dict[tuple[int, int, str], list[Mark]] = {}
         for mark, (start, end) in zip(group, bounds, strict=True):
             by_cells.setdefault((*piece.cells_of(start, end), mark.tail), []).append(mark)
         for (start, end, _), equal in by_cells.items():
-            yield from _underline(start, end, equal, gutter, room, cells, wrap)
+            yield from _underline(start, end, equal, frame)
 
 
 def _groups(line: Line, marks: list[Mark], room: int) -> Iterable[list[Mark]]:
@@ -135,21 +150,22 @@ def _story(mark: Mark) -> int:
     return STORY.index(mark.label.role) if mark.label.role in STORY else len(STORY)
 
 
-def _underline(
-    start: int, end: int, marks: list[Mark], gutter: int, room: int, cells: Cells, wrap: Wrap
-) -> Iterable[Row]:
+def _underline(start: int, end: int, marks: list[Mark], frame: Frame) -> Iterable[Row]:
     """An underline, the first words beside it where they fit, others beneath."""
     primary = any(mark.primary for mark in marks)
     style = "primary" if primary else "secondary"
-    margin = ("gutter", " " * (gutter + 1) + "| ")
+    margin = frame.number("", "| ")
     row: Row = [margin, ("", " " * start), (style, ("^" if primary else "-") * (end - start) + marks[0].tail)]
     column = end + 1
     texts = [mark for mark in marks if mark.text]
-    if texts and column + max(cells(mark.text) for mark in texts) <= room:
+    longest = max((cells(mark.text) for mark in texts), default=0)
+    if texts and column + longest <= frame.room:
         row.append((texts[0].style, f" {texts[0].text}"))
         del texts[0]
     elif texts:
-        column = max(0, min(start, room - max(cells(mark.text) for mark in texts)))
+        column = max(0, min(start, frame.room - longest))
     yield row
     for mark in texts:
-        yield from ([margin, ("", " " * column), (mark.style, line)] for line in wrap(mark.text, room - column))
+        yield from (
+            [margin, ("", " " * column), (mark.style, line)] for line in frame.wrap(mark.text, frame.room - column)
+        )

@@ -7,6 +7,7 @@ import re
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
 from noclobber.render import layout
+from noclobber.render.ledger import table
 from noclobber.render.snippet import Row
 
 MOST = 20
@@ -26,12 +27,14 @@ global random numbers when it is imported, and the program may be about to (rich
 
 
 def full(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """Every finding, a blank line after each, then the footer. On a terminal, the worst `MOST` findings."""
+    """Every finding with its source window, then the footer, and the ledger if there is one. On a terminal, the worst
+    `MOST` findings."""
     findings = report.findings if width is None else layout.worst(report.findings, MOST)
     windows = (window(finding, color=color, width=width) + "\n" for finding in layout.said_once(findings))
     more, styles = len(report.findings) - len(findings), _STYLES if color else {}
     rest = _painted([("headline", f"and {more} more"), ("", ": `-f html -o report.html` shows all")], styles) + "\n"
-    return "".join(windows) + rest * (more > 0) + footer(report, color=color, width=width)
+    kept = f"\n{table(report.ledger, width)}" if report.ledger is not None else ""
+    return "".join(windows) + rest * (more > 0) + footer(report, color=color, width=width) + kept
 
 
 def footer(report: Report, *, color: bool = False, width: int | None = None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,16 +60,40 @@ def one_line(text: str) -> str:
     return " ".join(line.strip() for line in broken(text) if line)
 
 
-def filled(text: str, width: int, *, first: str = "", below: str = "") -> list[str]:
-    """Return a text as lines of a width, broken between words; `first` and `below` are what the lines begin with."""
-    most = max(width, NARROWEST)
-    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(text, most, initial_indent=first, subsequent_indent=below, **options)
+def filled(text: str, width: int | None, *, first: str = "", below: str = "  ") -> list[str]:
+    """Return a text as lines of a width, broken between words; `first` and `below` are what the lines begin with. It is
+    one line where there is no width."""
+    if width is None or cells(first + text) <= width:
+        return [f"{first}{text}"]
+    lines, line = list[str](), first
+    for word in re.findall(r"\s*\S+", text):
+        if line != first and cells(line + word) > max(width, NARROWEST):
+            lines.append(line)
+            line = below + word.lstrip()
+        else:
+            line += word
+    return [*lines, line]
+
+
+def cells(text: str) -> int:
+    """Return the width of a text in terminal cells: 2 for most CJK characters and emoji, 0 for a combining mark.
+
+    This is the only import of rich. It is made when something is drawn, which most runs never do.
+    """
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
     """Return how wide each column of a table is."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def table_of(rows: Sequence[Sequence[str]], *, right: int = 0) -> list[str]:
+    """Return the rows of a table as lines, its columns below each other."""
+    widths = widths_of(rows)
+    return [row_of(row, widths, right=right) for row in rows]
 
 
 def row_of(cells: Sequence[str], widths: Sequence[int], *, right: int = 0) -> str:
@@ -163,10 +186,12 @@ def read_source(path: str, line: int) -> str:
 def fix_command(program: Mapping[str, Any]) -> str:
     """Return the command that proves the edits of a report; empty if the report has none."""
     fix = program.get("fix")
-    words = fix.get("command") if isinstance(fix, Mapping) else None
-    if not isinstance(fix, Mapping) or not isinstance(words, list) or not all(isinstance(one, str) for one in words):
-        return ""
-    return typed(words)
+    return told_command(fix.get("command")) if isinstance(fix, Mapping) else ""
+
+
+def told_command(words: Any) -> str:
+    """Return a command of a report as a person types it; empty if it is none, as in a damaged report."""
+    return typed(words) if isinstance(words, list) and all(isinstance(one, str) for one in words) else ""
 
 
 def typed(words: Iterable[str]) -> str:

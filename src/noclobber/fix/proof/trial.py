@@ -288,7 +288,7 @@ def _first_run(folder: str) -> Run:
     files = os.path.join(folder, PROCESSES)
     for one in (files, os.path.join(folder, RESULTS)):
         os.mkdir(one)
-    return Run(files, contents=True, on_write="record", joining=__name__)
+    return Run(files, joining=__name__)
 
 
 def _how_it_ended(error: BaseException | None, status: int) -> tuple[Ended, str]:

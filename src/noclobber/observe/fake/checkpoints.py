@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from noclobber.observe.fake.devices import Devices
+from noclobber.observe.fake.outside import away
 from noclobber.observe.fake.values import know, known
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
@@ -150,8 +151,8 @@ class _File:
     """A file of safetensors that was there before, or a tensor in one. What is read of it goes to the device that is
     played."""
 
-    def __init__(self, native: Any, away: Callable[[], Any], device: Any) -> None:
-        self._native, self._away, self._device = native, away, device
+    def __init__(self, native: Any, device: Any) -> None:
+        self._native, self._device = native, device
 
     def __enter__(self) -> Self:
         self._native.__enter__()
@@ -168,18 +169,23 @@ class _File:
         return partial(self._read, found) if callable(found) else found
 
     def _read(self, read: Callable[..., Any], *args: Any) -> Any:
-        with self._away():
+        with away():
             found = read(*args)
         if type(found).__name__ == "PySafeSlice":
-            return _File(found, self._away, self._device)
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), found)
+            return _File(found, self._device)
+        return _on(self._device, found)
+
+
+def _on(device: Any, value: Any) -> Any:
+    """Return a value with its tensors on a device, or where they are for None."""
+    return value if device is None else pytree.tree_map_only(torch.Tensor, lambda one: one.to(device), value)
 
 
 class Checkpoints:
     """What the program has saved in this run."""
 
-    def __init__(self, away: Callable[[], Any], devices: Devices) -> None:
-        self._away, self._devices = away, devices
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
         self._saved: list[tuple[bytes, dict[int, Callable[[], Any]]]] = []
         self._lines: set[str] = set()
         """The files that hold a line of ours."""
@@ -201,12 +207,12 @@ class Checkpoints:
         import safetensors
         import safetensors.torch
 
-        native, away, lies_on = safetensors.safe_open, self._away, self._devices.lies_on
+        native, lies_on = safetensors.safe_open, self._devices.lies_on
 
         def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> _File | _Saved:
             if (saved := self._saved_at(filename)) is not None:
                 return _Saved(*self._made(saved, lies_on(device)))
-            return _File(native(filename, framework, "cpu", **options), away, lies_on(device))
+            return _File(native(filename, framework, "cpu", **options), lies_on(device))
 
         def save_file(tensors: dict[str, torch.Tensor], filename: Any, metadata: dict[str, str] | None = None) -> None:
             self._keep((tensors, metadata), filename)
@@ -261,8 +267,7 @@ class Checkpoints:
     def _made(self, saved: int, device: Any) -> Any:
         """Return a copy of what was saved; its tensors on a device, or where they were for None."""
         pickled, tensors = self._saved[saved]
-        made = _Unpickler(io.BytesIO(pickled), tensors).load()
-        return made if device is None else pytree.tree_map_only(torch.Tensor, lambda one: one.to(device), made)
+        return _on(device, _Unpickler(io.BytesIO(pickled), tensors).load())
 
     def _load(self, native: Callable[..., Any]) -> Callable[..., Any]:
         def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
@@ -271,10 +276,7 @@ class Checkpoints:
                 device = self._devices.lies_on(map_location)
             if (saved := self._saved_at(f)) is not None:
                 return self._made(saved, device)
-            loaded = native(f, "cpu", *args, **options)
-            if device in (None, torch.device("cpu")):
-                return loaded
-            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), loaded)
+            return _on(device if device != torch.device("cpu") else None, native(f, "cpu", *args, **options))
 
         return load
 

@@ -50,6 +50,14 @@ class Stream:
     synchronize = wait = wait_stream = wait_event = record
 
 
+_NOTHING = """
+    init _lazy_init _record_memory_history _dump_snapshot reset_peak_memory_stats reset_max_memory_allocated
+    empty_cache ipc_collect synchronize manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all
+    set_per_process_memory_fraction set_stream
+""".split()  # noqa: SIM905
+"""Functions that have nothing to do."""
+
+
 def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
     """Put answers in the place of the functions of `torch.cuda`."""
     module = torch.cuda if gpu.kind == "cuda" else torch.xpu
@@ -107,11 +115,13 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         return memory.most(torch.device("cpu", index_of(device) + 1))
 
     answers: dict[str, Any] = {
+        **dict.fromkeys(_NOTHING, _none),
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), now),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), most),
+        **dict.fromkeys(("current_stream", "default_stream", "Stream", "Event"), Stream),
         "is_available": lambda: gpu.count > 0,
         "device_count": lambda: gpu.count,
         "is_initialized": lambda: True,
-        "init": _none,
-        "_lazy_init": _none,
         "current_device": lambda: devices.current,
         "set_device": set_device,
         "device": Using,
@@ -120,10 +130,6 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
         "get_device_capability": lambda device=None: gpu.capability,
         "get_arch_list": lambda: [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
         "is_bf16_supported": lambda including_emulation=True: gpu.capability >= (8, 0) or including_emulation,
-        "memory_allocated": now,
-        "memory_reserved": now,
-        "max_memory_allocated": most,
-        "max_memory_reserved": most,
         "mem_get_info": lambda device=None: (max(gpu.bytes - now(device), 0), gpu.bytes),
         "memory_stats": lambda device=None: defaultdict(
             int,
@@ -133,54 +139,25 @@ def patch(patches: Patches, gpu: Gpu, devices: Devices, memory: Memory) -> None:
                 for when, bytes in (("current", now), ("peak", most))
             },
         ),
-        "_record_memory_history": _none,
-        "_dump_snapshot": _none,
         "memory_summary": lambda *_, **__: "",
-        "reset_peak_memory_stats": _none,
-        "reset_max_memory_allocated": _none,
-        "empty_cache": _none,
-        "ipc_collect": _none,
-        "synchronize": _none,
-        "manual_seed": _none,
-        "manual_seed_all": _none,
-        "seed": _none,
-        "seed_all": _none,
         "initial_seed": lambda: 0,
         "get_rng_state": lambda device=None: _state(),
         "get_rng_state_all": lambda: [_state() for _ in range(gpu.count)],
-        "set_rng_state": _none,
-        "set_rng_state_all": _none,
-        "set_per_process_memory_fraction": _none,
         "can_device_access_peer": lambda device, peer: True,
         "is_current_stream_capturing": lambda: False,
-        "current_stream": Stream,
-        "default_stream": Stream,
-        "set_stream": _none,
         "stream": lambda stream: stream if stream is not None else Stream(),
-        "Stream": Stream,
-        "Event": Stream,
     }
-    for place in (module, module.random, getattr(module, "memory", module)):
-        for name, answer in answers.items():
-            if name in vars(place):
-                patches.put(place, name, _own(answer))
     accelerator = torch.device(gpu.kind)
-    generic: dict[str, Any] = {
-        "is_available": lambda: gpu.count > 0,
-        "device_count": lambda: gpu.count,
+    generic = answers | {
         "current_accelerator": lambda check_available=False: accelerator,
         "current_device_index": lambda: devices.current,
         "set_device_index": set_device,
-        "synchronize": _none,
-        "current_stream": Stream,
-        "set_stream": _none,
-        "memory_allocated": now,
-        "max_memory_allocated": most,
-        "empty_cache": _none,
     }
-    for name, answer in generic.items():
-        if hasattr(torch.accelerator, name):
-            patches.put(torch.accelerator, name, _own(answer))
+    del generic["get_device_capability"]  # `torch.accelerator` has one that says what dtypes there are
+    in_cuda = dict.fromkeys((module, module.random, getattr(module, "memory", module)), answers)
+    for place, answered in {**in_cuda, torch.accelerator: generic}.items():
+        for name in answered.keys() & vars(place).keys():
+            patches.put(place, name, _own(answered[name]))
     # A module of weights for cuDNN's kernels asks this, and a build without cuDNN warns (torch 2.13, nn.RNNBase).
     patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     # FSDP2 asks for its default mesh here (torch 2.13; tests/observe/fake/test_ranks.py).

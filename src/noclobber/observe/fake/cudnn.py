@@ -25,7 +25,8 @@ _RESERVED = (1, 1, 5, 6)
 def patch(patches: Patches, kind: str) -> None:
     """Put functions that choose a GPU's kernels for the played device in the place of PyTorch's."""
     functions = {name: _layers(getattr(torch, name), mode, kind) for mode, name in enumerate(_MODES)}
-    functions |= {"lstm_cell": _lstm_cell(torch.lstm_cell, kind), "gru_cell": _gru_cell(torch.gru_cell, kind)}
+    functions["lstm_cell"] = _cell(torch.lstm_cell, kind, aten._thnn_fused_lstm_cell, True)
+    functions["gru_cell"] = _cell(torch.gru_cell, kind, aten._thnn_fused_gru_cell, False)
     for name, function in functions.items():
         for place in (private.lookup("_VF"), torch):
             patches.put(place, name, function)
@@ -59,24 +60,18 @@ def _layers(native: Callable[..., Any], mode: int, kind: str) -> Callable[..., A
     return layers
 
 
-def _lstm_cell(native: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    def lstm_cell(input: torch.Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        if not is_on(kind, input, *hx):
+def _cell(native: Callable[..., Any], kind: str, fused: Callable[..., Any], has_cell: bool) -> Callable[..., Any]:
+    """Return a cell that a fused kernel computes; its state has two parts if it `has_cell`, as that of an LSTM."""
+
+    def cell(input: torch.Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        states = hx if has_cell else (hx,)
+        if not is_on(kind, input, *states):
             return native(input, hx, w_ih, w_hh, b_ih, b_hh)
-        gates = functional.linear(input, w_ih), functional.linear(hx[0], w_hh)
-        return aten._thnn_fused_lstm_cell(*gates, *_like(gates[0], hx[1], b_ih, b_hh))[:2]
+        gates = functional.linear(input, w_ih), functional.linear(states[0], w_hh)
+        made = fused(*gates, *_like(gates[0], states[-1], b_ih, b_hh))
+        return made[:2] if has_cell else made[0]
 
-    return lstm_cell
-
-
-def _gru_cell(native: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    def gru_cell(input: torch.Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-        if not is_on(kind, input, hx):
-            return native(input, hx, w_ih, w_hh, b_ih, b_hh)
-        gates = functional.linear(input, w_ih), functional.linear(hx, w_hh)
-        return aten._thnn_fused_gru_cell(*gates, *_like(gates[0], hx, b_ih, b_hh))[0]
-
-    return gru_cell
+    return cell
 
 
 def _like(gates: torch.Tensor, *tensors: Any) -> list[Any]:

@@ -19,9 +19,10 @@ from noclobber.observe.fake.devices import Devices, in_words, is_played
 from noclobber.observe.fake.grouped import grouped
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.norms import norms
+from noclobber.observe.fake.outside import away
 from noclobber.observe.fake.overlaps import refuse_overlaps
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
-from noclobber.observe.torch_api.dispatch import modes, registry
+from noclobber.observe.torch_api.dispatch import registry
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.fake_tensors import (
@@ -222,7 +223,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         ):
             return self._on_shapes(aten.new_empty.default, (), (tensor, size), options)
         device, dtype = options.get("device") or tensor.fake_device, options.get("dtype") or tensor.dtype
-        with modes.no_modes(), modes.plain():
+        with away():
             made = torch.empty(size, dtype=dtype, device="meta")
         return self.fake_tensor_converter.from_meta_and_device(self, made, device)
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import LOADING
 
@@ -23,8 +24,15 @@ def _unpinned(loader: Any) -> Iterator[None]:
         loader.pin_memory = True
 
 
-def patch(patches: Patches, away: Callable[[], Any]) -> None:
-    """Let data loaders work on real tensors: `away` runs a block without the modes of the fake run."""
+@contextlib.contextmanager
+def away() -> Iterator[None]:
+    """Run a block of the program on real tensors, without the modes of the fake run."""
+    with modes.no_modes(), modes.plain():
+        yield
+
+
+def patch(patches: Patches) -> None:
+    """Let data loaders work on real tensors."""
 
     def real(native: Callable[..., Any]) -> Callable[..., Any]:
         def work(*args: Any, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from noclobber.model.fake import STEPS, FakeOrder
 from noclobber.model.ledger import Peak
 from noclobber.model.report import Lost
+from noclobber.model.units import counted, few
 from noclobber.observe import subscription
 from noclobber.observe.core.boundary import Way, is_own
 from noclobber.observe.fake import autocasts, classes, cuda, cudnn, devices, kernels, modules, outside, ranks, values
@@ -25,7 +26,6 @@ from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
 from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import engine_state
-from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import fake_tensors
 
@@ -37,7 +37,7 @@ MOST_NAMED = 5
 class FakeRun:
     """The state of one fake run. `begin` and `end` belong to one thread."""
 
-    def __init__(self, order: FakeOrder, failed: Callable[[Lost], None] = lambda lost: None) -> None:
+    def __init__(self, order: FakeOrder, failed: Callable[[Lost], None]) -> None:
         if not subscription.is_armed():  # else the names stand for noclobber's own functions by now
             required.look_up()
         fake_tensors.self_test()
@@ -49,7 +49,7 @@ class FakeRun:
         self.steps = Steps(order.steps, self.memory, self._way)
         self._mode = Mode(order.gpu, self.devices, self.memory, self._asked, self._way, is_program=order.is_program)
         self._playing = devices.Playing(self.devices, self._mode.explain)
-        self._checkpoints = Checkpoints(self._away, self.devices)
+        self._checkpoints = Checkpoints(self.devices)
         self._batches = Batches(order.batch, order.giver, self.devices) if order.batch is not None else None
         self._ranks = ranks.Ranks(order.world_size, order.rank, self.devices)
         self._patches = Patches()
@@ -85,7 +85,7 @@ class FakeRun:
             cudnn.patch(patches, gpu.kind)
         patches.put(torch.autograd, "_engine_run_backward", self._played(engine_state.engine()))
         self._at_end.callback(self.steps.patch(patches))
-        outside.patch(patches, self._away)
+        outside.patch(patches)
         self._checkpoints.patch(patches)
         self._at_end.callback(self._checkpoints.end)
         if self._batches is not None:
@@ -126,12 +126,6 @@ class FakeRun:
 
         return _engine_run_backward
 
-    @contextlib.contextmanager
-    def _away(self) -> Iterator[None]:
-        """Run a block of the program on real tensors."""
-        with modes.no_modes(), modes.plain():
-            yield
-
     def given(self, iterates: bool) -> object:
         """Return a batch of the shapes that are asked for, or an iterator over some."""
         if self._batches is None:
@@ -168,24 +162,22 @@ class FakeRun:
         """Return what a reader of the report must know, in words. `place_of` words a path and a line."""
         said = [f"the program was stopped after {self.steps.in_words()} (`--steps`)"] * self.steps.stopped
         if places := self._asked.sites():
-            lines = [(site.span() if site is not None else None, what) for site, what in places[:MOST_NAMED]]
+            lines = [(site.span() if site is not None else None, what) for site, what in places]
             shown = [
                 f"{place_of(at.path, at.line) if at is not None else 'a line that is not known'} (`{what}`)"
                 for at, what in lines
             ]
-            more = [f"{len(places) - MOST_NAMED} more"] * (len(places) > MOST_NAMED)
-            asked = f"values were asked for at {len(places)} place{'s' * (len(places) != 1)}"
-            said.append(f"{asked}; what depends on them was not checked: {', '.join([*shown, *more])}")
+            asked = f"values were asked for at {counted(len(places), 'place')}"
+            said.append(f"{asked}; what depends on them was not checked: {', '.join(few(shown, MOST_NAMED))}")
         said += self._batches.notes() if self._batches is not None else []
         said += self._ranks.notes()
         said += self._mode.stopped
         said += self._mode.cudnn.notes()
         if self.elsewhere:
-            ran = f"{self.elsewhere} backward call{'s' * (self.elsewhere != 1)} of other threads ran with values"
+            ran = f"{counted(self.elsewhere, 'backward call')} of other threads ran with values"
             said.append(f"{ran}: `--fake` is for the thread that begins the program")
         if names := sorted(self._checkpoints.names):
-            more = [f"{len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
-            said.append(f"nothing was written to {', '.join([*names[:MOST_NAMED], *more])}: there are no values")
+            said.append(f"nothing was written to {', '.join(few(names, MOST_NAMED))}: there are no values")
         return tuple(said)
 
 

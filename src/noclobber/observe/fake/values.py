@@ -262,31 +262,39 @@ class Answers:
         self.of: dict[Any, Answer] = {
             aten._local_scalar_dense.default: self._scalar,
             aten.equal.default: self._equal,
-            aten.allclose.default: self._close,
             aten._pack_padded_sequence.default: self._packed,
             aten._ctc_loss.default: self._ctc_loss,
             aten._ctc_loss.Tensor: self._ctc_loss,
             aten._ctc_loss_backward.default: self._ctc_loss_backward,
             aten._ctc_loss_backward.Tensor: self._ctc_loss_backward,
             aten.linalg_lstsq.default: self._least_squares,
-            aten.nonzero.default: self._nonzero,
-            aten.masked_select.default: self._masked_select,
-            aten.repeat_interleave.Tensor: self._repeats,
-            aten.bincount.default: self._bincount,
-            aten._unique2.default: self._unique,
-            aten.unique_dim.default: self._unique_dim,
-            aten.unique_consecutive.default: self._unique_consecutive,
         }
+        guesses: tuple[tuple[Any, str, Answer], ...] = (
+            (aten.allclose.default, "allclose", lambda one, other, *_, **__: one.shape == other.shape),
+            (aten.nonzero.default, "nonzero", self._nonzero),
+            (aten.masked_select.default, "", self._masked_select),
+            (aten.repeat_interleave.Tensor, "", self._repeats),
+            (aten.bincount.default, "bincount", self._bincount),
+            (aten._unique2.default, "unique", lambda tensor, *_, **__: self._distinct(tensor, None)),
+            (aten.unique_dim.default, "unique", lambda tensor, dim, *_, **__: self._distinct(tensor, dim)),
+            (aten.unique_consecutive.default, "unique", self._unique_consecutive),
+        )
+        self.of |= {func: self._known_or(func, what, guess) for func, what, guess in guesses}
 
-    def _real(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what an operator returns for known values; None if they are not."""
-        tensors = [one for one in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(one, torch.Tensor)]
-        if any(known(one) is None for one in tensors):
-            return None
-        args, kwargs = pytree.tree_map_only(torch.Tensor, known, (args, kwargs))
-        made = func(*args, **kwargs)
-        device = tensors[0].device
-        return pytree.tree_map_only(torch.Tensor, lambda value: self._like(value, device), made)
+    def _known_or(self, func: Any, what: str, guess: Answer) -> Answer:
+        """Return what runs an operator on known values. Where they are not known, it guesses, and notes `what`."""
+
+        def answer(*args: Any, **options: Any) -> Any:
+            tensors = [one for one in pytree.arg_tree_leaves(*args, **options) if isinstance(one, torch.Tensor)]
+            if any(known(one) is None for one in tensors):
+                if what:
+                    self._asked.note(what)
+                return guess(*args, **options)
+            real_args, real_options = pytree.tree_map_only(torch.Tensor, known, (args, options))
+            made, device = func(*real_args, **real_options), tensors[0].device
+            return pytree.tree_map_only(torch.Tensor, lambda value: self._like(value, device), made)
+
+        return answer
 
     def _like(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
         made = self._new(values.shape, values.dtype, device)
@@ -308,12 +316,6 @@ class Answers:
         if one.shape == other.shape:
             self._asked.note("equal")
         return one.shape == other.shape
-
-    def _close(self, one: torch.Tensor, other: torch.Tensor, *limits: Any, **more: Any) -> Any:
-        made = self._real(aten.allclose.default, one, other, *limits, **more)
-        if made is None:
-            self._asked.note("allclose")
-        return one.shape == other.shape if made is None else made
 
     def _lengths(self, lengths: Any, count: int, full: int, what: str) -> list[int]:
         """Return the lengths of some sequences; all are full where that is not known."""
@@ -352,15 +354,10 @@ class Answers:
         nothing = (self._new((0,), dtype, one.device) for dtype in (one.dtype, torch.int64, one.dtype))
         return (self._new(shape, other.dtype, one.device), *nothing)
 
-    def _nonzero(self, tensor: torch.Tensor) -> Any:
-        if (made := self._real(aten.nonzero.default, tensor)) is not None:
-            return made
-        self._asked.note("nonzero")
+    def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._new((half(tensor.numel()), tensor.dim()), torch.int64, tensor.device)
 
-    def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
-        if (made := self._real(aten.masked_select.default, tensor, mask)) is not None:
-            return made
+    def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         selected = known(mask)
         shape: torch.Size = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
         if selected is None:
@@ -368,45 +365,28 @@ class Answers:
         count = half(shape.numel()) if selected is None else int(selected.expand(shape).sum())
         return self._new((count,), tensor.dtype, tensor.device)
 
-    def _repeats(self, repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
-        if (made := self._real(aten.repeat_interleave.Tensor, repeats, output_size=output_size)) is not None:
-            return made
+    def _repeats(self, repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
         if output_size is None:
             self._asked.note("repeat_interleave")
         size = output_size if output_size is not None else repeats.numel()
         return self._new((size,), repeats.dtype, repeats.device)
 
-    def _bincount(self, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
-        if (made := self._real(aten.bincount.default, tensor, weights, minlength)) is not None:
-            return made
-        self._asked.note("bincount")
+    def _bincount(self, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
         dtype = torch.int64 if weights is None else weights.dtype
         return self._new((max(minlength, 2),), dtype, tensor.device)
 
-    def _unique(self, tensor: torch.Tensor, sorted: bool = True, inverse: bool = False, counts: bool = False) -> Any:
-        return self._distinct(aten._unique2.default, tensor, (tensor.numel(),), sorted, inverse, counts)
-
-    def _unique_dim(
-        self, tensor: torch.Tensor, dim: int, sorted: bool = True, inverse: bool = False, counts: bool = False
-    ) -> Any:
-        return self._distinct(aten.unique_dim.default, tensor, tuple(tensor.shape), dim, sorted, inverse, counts)
-
     def _unique_consecutive(
         self, tensor: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
-    ) -> Any:
-        shape = (tensor.numel(),) if dim is None else tuple(tensor.shape)
-        return self._distinct(aten.unique_consecutive.default, tensor, shape, inverse, counts, dim)
+    ) -> tuple[torch.Tensor, ...]:
+        return self._distinct(tensor, dim)
 
-    def _distinct(self, func: Any, tensor: torch.Tensor, shape: tuple[int, ...], *rest: Any) -> Any:
-        if (made := self._real(func, tensor, *rest)) is not None:
-            return made
-        self._asked.note("unique")
-        at = rest[0] if func is aten.unique_dim.default else rest[2] if len(shape) > 1 else 0
-        count = half(shape[at])
-        taken = (*shape[:at], count, *shape[at:][1:])
-        of_each = tuple(tensor.shape) if len(shape) == 1 else (shape[at],)
+    def _distinct(self, tensor: torch.Tensor, dim: int | None) -> tuple[torch.Tensor, ...]:
+        """Return some rows of a dimension, or elements of all; which one each is; and how often each is there."""
+        shape = (tensor.numel(),) if dim is None else tuple(tensor.shape)
+        at = dim or 0
+        count, of_each = half(shape[at]), tuple(tensor.shape) if dim is None else (shape[at],)
         return (
-            self._new(taken, tensor.dtype, tensor.device),
+            self._new((*shape[:at], count, *shape[at:][1:]), tensor.dtype, tensor.device),
             self._new(of_each, torch.int64, tensor.device),
             self._new((count,), torch.int64, tensor.device),
         )

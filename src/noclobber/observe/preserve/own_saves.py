@@ -20,7 +20,7 @@ from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint_aside
-from noclobber.observe.witness.layout import geometry, span_of, touch
+from noclobber.observe.witness.layout import share_bytes, span_of
 
 
 def before(
@@ -31,7 +31,7 @@ def before(
     if not torch.is_grad_enabled() or written.only_moves:
         return None
     writes = list(tensors(written, args, kwargs))
-    beside = [one for one in _beside(written, args, kwargs) if any(_share(one, other) for other in writes)]
+    beside = [one for one in _beside(written, args, kwargs) if any(share_bytes(one, other) for other in writes)]
     if not beside:
         return None
     with modes.aside():
@@ -56,11 +56,6 @@ def _beside(written: Written, args: tuple[object, ...], kwargs: dict[str, object
     places, names = {at for at, _ in written.arguments}, {name for _, name in written.arguments}
     values = [value for at, value in enumerate(args) if at not in places]
     return tensor_state.tensors_in(values, [value for name, value in kwargs.items() if name not in names])
-
-
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    key = storages.storage_key(one)
-    return key is not None and key == storages.storage_key(other) and touch(geometry(one), geometry(other))
 
 
 def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Place | None) -> None:

@@ -137,6 +137,12 @@ def touch(one: Geometry | None, other: Geometry | None) -> bool:
     return _touch(second[0] * second[3].itemsize - first[0] * first[3].itemsize, first[1:], second[1:])
 
 
+def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors share a byte, or if that is not known of two on one storage."""
+    key = storages.storage_key(one)
+    return key is not None and key == storages.storage_key(other) and touch(geometry(one), geometry(other))
+
+
 @lru_cache(maxsize=4096)
 def _touch(apart: int, one: Layout, other: Layout) -> bool:
     """Return True if two layouts share a byte; the second begins `apart` bytes after the first."""

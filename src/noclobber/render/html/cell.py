@@ -6,6 +6,7 @@ from html import escape
 
 from noclobber.model.finding import Finding
 from noclobber.model.report import Report
+from noclobber.render import layout
 from noclobber.render.html.markup import painted
 from noclobber.render.ledger import table
 
@@ -32,8 +33,6 @@ _STYLES = {
 
 def part(report: Report) -> str:
     """Return the findings and the footer, then the ledger if there is one."""
-    from noclobber.render import layout
-
     parts = [painted(layout.rows(one, None), _looks(one)) for one in report.findings]
     parts.append(painted(layout.footer(report, None), _looks()))
     if report.ledger is not None:

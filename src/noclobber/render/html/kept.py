@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from noclobber.model.ledger import Entry, Ledger, shown
 from noclobber.model.units import share, size
+from noclobber.render.html.markup import table
 from noclobber.render.ledger import place_of, summary
 from noclobber.render.text import one_line
 
@@ -28,15 +29,11 @@ def kept_for_backward(ledger: Ledger) -> str:
 
 def _maps(kept: Sequence[Entry]) -> str:
     """Return a map by line, one by module and one by operator. The choice between them needs no script."""
-    names = {
-        "line": Counter[str](),
-        "module": Counter[str](),
-        "operator": Counter[str](),
-    }
+    names = {by: Counter[str]() for by in ("line", "module", "operator")}
     for one in kept:
-        names["line"][place_of(one)] += one.bytes
-        names["module"][one_line(one.module) or "no module"] += one.bytes
-        names["operator"][one_line(one.op) or "not known"] += one.bytes
+        words = (place_of(one), one_line(one.module) or "no module", one_line(one.op) or "not known")
+        for sums, name in zip(names.values(), words, strict=True):
+            sums[name] += one.bytes
     chosen = "".join(
         f"<input type='radio' name='by' id='by-{by}'{' checked' * (by == 'line')}><label for='by-{by}'>by {by}</label>"
         for by in names
@@ -96,20 +93,16 @@ def _worst(strip: Sequence[float], side: float, area: float) -> float:
     return max(depth / min(lengths), max(lengths) / depth)
 
 
-def _table(kept: Iterable[Entry]) -> str:
-    kept = list(kept)
+def _table(kept: Sequence[Entry]) -> str:
     whole = sum(one.bytes for one in kept)
     heads = {"bytes": "n", "share": "n", "line": "", "module": "", "operator": "", "source": ""}
-    head = "".join(f"<th scope='col' class='{kind}'>{name}</th>" for name, kind in heads.items())
-    rows = "".join(_row(one, whole) for one in kept)
-    caption = "<caption>Each line, module and operator, the most bytes first</caption>"
-    return f"<div class='wide'><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-
-
-def _row(one: Entry, whole: int) -> str:
-    words = (one_line(one.module), one_line(one.op))
-    cells = "".join(f"<td>{escape(word)}</td>" for word in words)
-    return (
-        f"<tr><td class='n'>{size(one.bytes)}</td><td class='n'>{share(one.bytes, whole)}</td>"
-        f"<td>{escape(place_of(one))}</td>{cells}<td><code>{escape(one_line(one.source))}</code></td></tr>"
-    )
+    rows = [
+        (
+            *(size(one.bytes), share(one.bytes, whole)),
+            *map(escape, (place_of(one), one_line(one.module), one_line(one.op))),
+            f"<code>{escape(one_line(one.source))}</code>",
+        )
+        for one in kept
+    ]
+    caption = "Each line, module and operator, the most bytes first"
+    return f"<div class='wide'>{table(heads, rows, caption=caption)}</div>"

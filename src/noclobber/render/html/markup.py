@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from noclobber.render.snippet import Row
@@ -18,6 +18,19 @@ def painted(rows: Iterable[Row], looks: Mapping[str, str]) -> str:
 
 def _span(text: str, look: str) -> str:
     return f"<span {look}>{escape(text)}</span>" if look and text.strip() else escape(text)
+
+
+def table(heads: Mapping[str, str], rows: Iterable[Sequence[str]], *, caption: str = "", look: str = "") -> str:
+    """Return a table; `heads` are the names of its columns, each with the class of its cells. The cells are HTML."""
+    looks = [f" class='{kind}'" if kind else "" for kind in heads.values()]
+    head = "".join(f"<th scope='col'{kind}>{name}</th>" for name, kind in zip(heads, looks, strict=True))
+    body = ""
+    for row in rows:
+        cells = (f"<td{kind}>{cell}</td>" for cell, kind in zip(row, looks, strict=True))
+        body += f"<tr>{''.join(cells)}</tr>"
+    above = f"<caption>{caption}</caption>" if caption else ""
+    named = f" class='{look}'" if look else ""
+    return f"<table{named}>{above}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def sentence(text: str) -> str:

@@ -9,12 +9,13 @@ from pathlib import Path
 from noclobber.model.finding import Finding
 from noclobber.model.page import PROGRAMS, Page
 from noclobber.model.report import Report
+from noclobber.render import layout
 from noclobber.render.html.kept import kept_for_backward
-from noclobber.render.html.markup import painted, prose, sentence
-from noclobber.render.judged import failure
+from noclobber.render.html.markup import painted, prose, sentence, table
+from noclobber.render.judged import beside, failure
 from noclobber.render.lines import by_code
 from noclobber.render.snippet import Row
-from noclobber.render.text import one_line, place_of_line, shown_path, typed, visible
+from noclobber.render.text import one_line, place_of_line, shown_path, told_command, visible
 
 NARROW = 58
 """Cells of a source window on a telephone: so many fit into 500 pixels."""
@@ -23,7 +24,6 @@ MOST_OPEN = 3
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """Nothing may be loaded, whatever the text of a program holds."""
 _HERE = Path(__file__).parent
-_WORDS = ("note", "help")
 _CLASSES = {name: f"class='{name}'" for name in ("gutter", "primary", "secondary", "removed", "added")}
 
 
@@ -35,14 +35,16 @@ def html(report: Report, *, color: bool = False, width: int | None = None) -> st
     known = {one.code for one in report.pages}
     findings = "".join(_folding(one, report, known) for one in report.findings)
     found = f"<section id='findings'><h2>Findings</h2>{_filters(report)}{findings}{_next(report)}</section>"
+    command = told_command(report.program.get("argv"))
     body = (
-        _head(report) + _codes(report) + (found if findings else "")
+        _head(report, command) + _codes(report) + (found if findings else "")
         + (kept_for_backward(report.ledger) if report.ledger is not None else "")
         + _rules(report.pages)
     )  # fmt: skip
+    title = f"noclobber: {command}" if command else "noclobber"
     head = (
         "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(_title(report))}</title><meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">"
+        f"<title>{escape(title)}</title><meta http-equiv='Content-Security-Policy' content=\"{_POLICY}\">"
         f"<style>{_read('page.css')}</style>"
     )
     script = f"<script>{_read('page.js')}</script>" if findings else ""
@@ -53,32 +55,17 @@ def _read(name: str) -> str:
     return _HERE.joinpath(name).read_text(encoding="utf-8")
 
 
-def _title(report: Report) -> str:
-    """Return what the page is about: the program, where the report has it."""
-    words = _command(report)
-    return f"noclobber: {words}" if words else "noclobber"
-
-
-def _command(report: Report) -> str:
-    words = report.program.get("argv")
-    is_known = isinstance(words, list) and all(isinstance(one, str) for one in words)
-    return typed(words) if isinstance(words, list) and is_known else ""
-
-
-def _head(report: Report) -> str:
+def _head(report: Report, command: str) -> str:
     """What was found, of which program, when and with what; then what was not watched, and what else to know."""
-    from noclobber.render import layout
-
     verdict = next((one for one in layout.SEVERITIES if report.count(one)), "none")
     if not report.findings and report.coverage.backwards:
         verdict = "none" if report.coverage.not_watched or failure(report) else "right"
-    command = f"<p class='command'><code>{escape(_command(report))}</code></p>" if _command(report) else ""
+    program = f"<p class='command'><code>{escape(command)}</code></p>" if command else ""
     about = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _about(report))
-    coverage = report.coverage
-    notes = [("not watched", one) for one in coverage.not_watched] + [("note", one) for one in coverage.notes]
-    said = "".join(f"<p><b>{kind}</b> {sentence(one_line(text))}</p>" for kind, text in notes)
+    notes = ((kind, sentence(text)) for kind, text in beside(report) if kind != "left out")  # which the summary says
+    said = "".join(f"<p><b>{kind}</b> {text}</p>" for kind, text in notes)
     return (
-        f"<header class='{verdict}'><p class='brand'>noclobber</p><h1>{sentence(layout.summary(report))}</h1>{command}"
+        f"<header class='{verdict}'><p class='brand'>noclobber</p><h1>{sentence(layout.summary(report))}</h1>{program}"
         f"<dl>{about}</dl></header>" + (f"<div class='notes'>{said}</div>" if said else "")
     )
 
@@ -98,14 +85,16 @@ def _about(report: Report) -> Iterator[tuple[str, str]]:
 def _codes(report: Report) -> str:
     """How many findings of each code there are, and what the code is about."""
     headlines = {one.code: sentence(one.headline) for one in report.pages}
-    rows = ""
-    for one, count, files in by_code(report):
-        what = f"<b>{escape(one_line(one.rule))}</b> {headlines.get(one.code, '')}"
-        numbers = f"<td class='n'>{count}</td><td class='n'>{files}</td>"
-        rows += f"<tr><td>{_code(one, headlines)}</td><td>{what}</td>{numbers}</tr>"
-    head = "<th>code</th><th>what</th><th class='n'>findings</th><th class='n'>files</th>"
-    table = f"<table class='codes'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f"<section>{table}</section>" if rows else ""
+    rows = [
+        (
+            _code(one, headlines),
+            f"<b>{escape(one_line(one.rule))}</b> {headlines.get(one.code, '')}",
+            *(str(count), str(files)),
+        )
+        for one, count, files in by_code(report)
+    ]
+    heads = {"code": "", "what": "", "findings": "n", "files": "n"}
+    return f"<section>{table(heads, rows, look='codes')}</section>" if rows else ""
 
 
 def _code(finding: Finding, known: Iterable[str]) -> str:
@@ -168,33 +157,18 @@ def _folding(finding: Finding, report: Report, known: Iterable[str]) -> str:
 
 def _details(finding: Finding) -> str:
     """The source window in two widths, of which a screen shows one; notes and help, each with what it changes."""
-    from noclobber.render import layout
-
-    window, said = _apart(layout.details(finding, None))
-    narrow, _ = _apart(layout.details(finding, NARROW))
+    window, said = layout.parts(finding, None)
+    narrow, _ = layout.parts(finding, NARROW)
     windows = "".join(
         f"<pre class='window {kind}'>{painted(rows, _CLASSES)}</pre>"
         for kind, rows in (("wide", window), ("narrow", narrow))
         if rows
     )
     words = "".join(
-        f"<dt class='{kind}'>{kind}</dt><dd>{sentence(text)}{_changes(changes)}</dd>" for kind, text, changes in said
+        f"<dt class='{kind}'>{kind}</dt><dd>{sentence(one_line(text))}{_changes(rows)}</dd>"
+        for kind, text, rows in said
     )
     return f"<div class='box'>{windows}{f'<dl>{words}</dl>' if words else ''}</div>"
-
-
-def _apart(rows: Iterable[Row]) -> tuple[list[Row], list[tuple[str, str, list[Row]]]]:
-    """Return the rows of the window; then each note and help, with the rows of what it changes."""
-    window, said = list[Row](), list[tuple[str, str, list[Row]]]()
-    for row in rows:
-        kind = row[0][0] if row else ""
-        if kind in _WORDS:
-            said.append((kind, row[1][1].removeprefix(": "), []))
-        elif said and not kind:  # the next line of what was said
-            said[-1] = (*said[-1][:1], f"{said[-1][1]} {row[0][1].strip()}", said[-1][2])
-        else:
-            (said[-1][2] if said else window).append(row)
-    return window, said
 
 
 def _changes(rows: list[Row]) -> str:
@@ -203,8 +177,6 @@ def _changes(rows: list[Row]) -> str:
 
 def _next(report: Report) -> str:
     """What to type next."""
-    from noclobber.render import layout
-
     found = "".join(
         f"<dt>{what}</dt><dd><code>{escape(command)}</code></dd>" for what, command in layout.commands(report)
     )
