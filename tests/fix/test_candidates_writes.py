@@ -322,3 +322,17 @@ def test_a_write_in_one_file_and_a_backward_in_another_are_not_brought_together(
     titles = [one.title for one in candidates(replace(found, labels=(*found.labels, read)), files.__getitem__)]
     assert titles[0] == "write out of place"
     assert "make this change after the backward" not in titles
+
+
+def test_a_view_is_not_written_out_of_place_where_what_it_shows_is_read_later() -> None:
+    """The new tensor would not reach it."""
+    source = """
+        def f(x):
+            keep = x.exp()
+            head = x.narrow(0, 0, 2)
+            head += 1
+            return keep * x
+    """
+    found = changes("NC101", source, write="head += 1", save="x.exp()")
+    assert found
+    assert not any("head = " in one for one in found)

@@ -95,11 +95,6 @@ class Scene:
         return self.code in ("NC301", "NC302")
 
     @property
-    def is_of_memory(self) -> bool:
-        """Whether PyTorch refuses the memory that is written: a new tensor has none of what it refuses."""
-        return self.code in ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
-
-    @property
     def is_hidden(self) -> bool:
         """Whether the text of a write goes through `.data`, to what is no weight or buffer."""
         return self.kind == "tensor" and any(True for write in self.writes() for _ in hides(write.target))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from noclobber.model.finding import Edit
 from noclobber.model.source import Span
@@ -35,6 +35,16 @@ def append(file: File, node: ast.expr, text: str) -> Edit:
     if before.endswith("(") and rest.startswith(")") and not only:
         return insert(file, span.end_line, span.end_column + 1, text)
     return Edit(span, f"({file.source(node)}){text}")
+
+
+def rewritten(file: File, span: Span, edits: Iterable[Edit]) -> str:
+    """The text at a span as it is after edits inside it, which do not overlap."""
+    text, begin = file.slice(span), file.offset(span.line, span.column)
+    at = [(file.offset(one.span.line, one.span.column), one) for one in edits]
+    for start, one in sorted(at, key=lambda each: each[0], reverse=True):
+        end = file.offset(one.span.end_line, one.span.end_column)
+        text = text[: start - begin] + one.replacement + text[end - begin :]
+    return text
 
 
 def before(file: File, node: ast.AST, *lines: str) -> Edit | None:

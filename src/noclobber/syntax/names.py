@@ -48,6 +48,11 @@ def first_name(node: ast.AST | None) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def is_part(one: str, other: str) -> bool:
+    """Whether one of two dotted names is, or leads to, the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
 def called(node: ast.AST | None) -> str:
     """The last name of what is called: "add_" for `h[0].add_(x)`; empty for what is no call."""
     return last_name(node.func) if isinstance(node, ast.Call) else ""
@@ -79,6 +84,11 @@ def called_by(file: File, node: ast.AST) -> ast.Call | None:
     """The call of what a node names: `h.add_(x)` for `h.add_`; None where it is not called."""
     call = file.above[node]
     return call if isinstance(call, ast.Call) and call.func is node else None
+
+
+def indexes(node: ast.Subscript) -> list[ast.expr]:
+    """`i` and `0` of `h[i, 0]`."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
 def unindexed(node: ast.expr) -> ast.expr:

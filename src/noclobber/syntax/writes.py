@@ -9,7 +9,8 @@ from enum import Enum
 
 from noclobber.model.finding import Edit
 from noclobber.model.operators import SPLITS, VIEWS, WITHOUT_TWIN
-from noclobber.syntax.edits import insert, replace, without_argument
+from noclobber.model.source import Span
+from noclobber.syntax.edits import insert, replace, rewritten, without_argument
 from noclobber.syntax.names import (
     bound_by_loop,
     call_of,
@@ -382,14 +383,9 @@ def expression(file: File, call: ast.Call) -> str | None:
 
 def without_underscores(file: File, whole: Placed, calls: list[ast.Call]) -> str:
     """The text of an expression with the underscore taken from the names of some calls in it."""
-    begin = file.span(whole)
-    offset = file.offset(begin.line, begin.column)
-    text = file.source(whole)
-    for one in calls:
-        end = file.span(one.func)
-        cut = file.offset(end.end_line, end.end_column) - offset
-        text = text[: cut - 1] + text[cut:]
-    return text
+    ends = [file.span(one.func) for one in calls]
+    gone = (Edit(Span(file.path, one.end_line, one.end_column - 1, one.end_line, one.end_column), "") for one in ends)
+    return rewritten(file, file.span(whole), gone)
 
 
 def _augmented(file: File, found: ast.AugAssign) -> str:

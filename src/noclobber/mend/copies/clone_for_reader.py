@@ -51,6 +51,7 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     has_stars,
+    indexes,
     is_stored,
     keyword,
     last_name,
@@ -129,15 +130,10 @@ def _operands(place: Place, field: str) -> list[ast.expr]:
         if isinstance(node.func, ast.Attribute) and not is_namespace(node.func.value) and _is_method(node):
             found = [node.func.value, *found]
     elif isinstance(node, ast.Subscript):
-        found = _indexes(node) if _is_target(place) or field == "indices" else [node.value]
+        found = indexes(node) if _is_target(place) or field == "indices" else [node.value]
     else:
         found = [node.left, node.right] if isinstance(node, ast.BinOp) else []
     return [one for one in found if _may_be_tensor(one)]
-
-
-def _indexes(node: ast.Subscript) -> list[ast.expr]:
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return [one for one in parts if not isinstance(one, (ast.Slice, ast.Constant))]
 
 
 def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:

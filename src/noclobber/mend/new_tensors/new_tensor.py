@@ -69,6 +69,8 @@ from noclobber.syntax.writes import (
     written_by,
 )
 
+_REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
+"""Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
 _WIDE = ("float32", "float64", "complex64", "complex128")
 _SINGLE = ("float32", "complex64")
 _WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
@@ -215,7 +217,7 @@ def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
 def _sound(scene: Scene) -> Change | None:
     """The change of all writes, where the name or the place that is written holds the tensor alone."""
     place = scene.place("write")
-    refused = scene.is_refused and not scene.is_of_memory
+    refused = scene.is_refused and scene.code not in _REFUSED
     if place is None or place.statement is None or refused or scene.drifts:
         return None
     if not _SHAPING.isdisjoint(scene.ops()):

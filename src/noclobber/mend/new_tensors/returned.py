@@ -142,7 +142,8 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
 def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     """`return x.sub_(m).div_(s)`: each call of the row without its underscore."""
     file, call, event = write.file, write.node, scene.finding.event
-    refused = scene.is_refused and scene.is_of_memory
+    # Not of a view from without gradients or from a Function: what it shows may be read for the written values.
+    refused = scene.is_refused and scene.code in ("NC303", "NC307", "NC399")
     given = isinstance(event, GradientWrite) or (scene.is_packed and _is_given_to(file, call, "saved_tensors_hooks"))
     if not isinstance(call, ast.Call) or not (refused or given):
         return None

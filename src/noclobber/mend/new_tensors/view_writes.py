@@ -20,10 +20,11 @@ from noclobber.mend.new_tensors.new_tensor import keeps_type
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
 from noclobber.model.operators import VIEWS
-from noclobber.syntax.edits import before, cloned_before, remove, replace
+from noclobber.syntax.edits import before, cloned_before, remove, replace, rewritten
 from noclobber.syntax.names import (
     called,
     dotted,
+    indexes,
     is_own,
     is_read_after,
     is_stored,
@@ -269,11 +270,8 @@ def _renamed(text: str, old: str, new: str) -> str:
     file = parse("", text)
     if file is None:
         return text
-    for one in reversed([each for each in walk(file.tree, ast.Name) if each.id == old]):
-        span = file.span(one)
-        start, end = file.offset(span.line, span.column), file.offset(span.end_line, span.end_column)
-        text = text[:start] + new + text[end:]
-    return text
+    edits = (replace(file, one, new) for one in walk(file.tree, ast.Name) if one.id == old)
+    return rewritten(file, file.span(file.tree.body[0]), edits)
 
 
 def as_lists(scene: Scene) -> Iterator[Change]:
@@ -333,7 +331,7 @@ def _into_list(file: File, scope: Scope, name: str, made: ast.AST | None, dim: i
 
 def _of_row(file: File, one: ast.Subscript, name: str, dim: int) -> list[Edit]:
     """`h[:, t]` as `h[t]`, and a write into the row itself as an assignment of a new one."""
-    row = f"{name}[{file.source(_indexes(one)[dim])}]"
+    row = f"{name}[{file.source(indexes(one)[dim])}]"
     statement = file.statement(one)
     if isinstance(statement, (ast.AugAssign, ast.Expr)):
         write = write_at(Place(file, statement.value if isinstance(statement, ast.Expr) else statement))
@@ -342,13 +340,9 @@ def _of_row(file: File, one: ast.Subscript, name: str, dim: int) -> list[Edit]:
     return [replace(file, one, row)] if dim else []
 
 
-def _indexes(one: ast.Subscript) -> list[ast.expr]:
-    return one.slice.elts if isinstance(one.slice, ast.Tuple) else [one.slice]
-
-
 def _depth(one: ast.Subscript) -> int | None:
     """How many whole dimensions stand before the one index: 0 for `h[t]`, 1 for `h[:, t]`; None for all else."""
-    parts = _indexes(one)
+    parts = indexes(one)
     for number, index in enumerate(parts):
         if isinstance(index, ast.Slice):
             if index.lower is not None or index.upper is not None or index.step is not None:

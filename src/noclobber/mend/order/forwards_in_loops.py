@@ -21,6 +21,7 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     first_name,
+    is_part,
     is_read_after,
     last_name,
     made_of,
@@ -147,15 +148,8 @@ def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
     if not runs and any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound):
         return False
     models = _models(file, loop)
-    others = {
-        one for one in models if not any(_is_part(one, dotted(each)) for row in rows for each in named(row.value))
-    }
+    others = {one for one in models if not any(is_part(one, dotted(each)) for row in rows for each in named(row.value))}
     return not any(_computes_anew(file, one, models, others) for row in loop.body for one in walk(row, ast.Call))
-
-
-def _is_part(one: str, other: str) -> bool:
-    """Return True if one of two dotted names is, or leads to, the other."""
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _changed(rows: Sequence[ast.stmt]) -> set[str]:

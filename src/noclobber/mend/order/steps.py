@@ -34,12 +34,14 @@ from noclobber.mend.holders.making import (
 )
 from noclobber.mend.scene import Scene
 from noclobber.model.finding import Cure, Edit
+from noclobber.model.source import Span
 from noclobber.syntax.edits import (
     after,
     insert,
     lines_of,
     remove,
     replace,
+    rewritten,
     text_of_lines,
     whole_lines,
     with_argument,
@@ -53,6 +55,7 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     first_name,
+    is_part,
     keyword,
     last_name,
     names_bound,
@@ -160,9 +163,9 @@ def _swapped(
         retained = [edit for one in earlier if (edit := without_retaining(file, one)) is not None]
     if retained and (call := _backward_without(read, "retain_graph")) is not None:
         given = with_argument(file, call, "retain_graph=True")
-        at = file.offset(given.span.line, given.span.column) - file.offset(begin, 1)
-        is_inside = 0 <= at <= len(text)
-        kept = f"{text[:at]}{given.replacement}{text[at:]}" if is_inside else text
+        is_inside = begin <= given.span.line <= stop
+        moved = Span(file.path, begin, 1, *file.end_of_line(stop))
+        kept = rewritten(file, moved, [given] * is_inside)
         edits = (insert(file, target, 1, kept + below), *retained, gone, *[given] * (not is_inside))
         yield Change(title, edits, 4)
     yield Change(title, (insert(file, target, 1, text + below), gone), 4)
@@ -379,8 +382,7 @@ def _puts_part(row: ast.Assign, modules: set[str]) -> bool:
 
 def _are_apart(mine: set[str], theirs: set[str]) -> bool:
     """Return True if no module of the one is, or is a part of, one of the other."""
-    pairs = [(f"{one}.", f"{other}.") for one in mine for other in theirs]
-    return not any(one.startswith(other) or other.startswith(one) for one, other in pairs)
+    return not any(is_part(one, other) for one in mine for other in theirs)
 
 
 def _is_step_of_torch(scene: Scene) -> bool:

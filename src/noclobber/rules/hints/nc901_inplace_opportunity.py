@@ -42,6 +42,7 @@ from noclobber.model.silent import Event
 from noclobber.model.units import share, size
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words
+from noclobber.syntax.edits import rewritten
 from noclobber.syntax.in_place import first_argument, in_place
 from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import Place, place_of
@@ -84,8 +85,5 @@ def find(event: Event) -> Finding | None:
 
 def _after(place: Place, edit: Edit) -> str:
     """The statement at a place as it is after an edit, on one line."""
-    file = place.file
-    whole = file.span(place.statement) if place.statement is not None else edit.span
-    begin, cut = (file.offset(one.line, one.column) for one in (whole, edit.span))
-    until, end = (file.offset(one.end_line, one.end_column) for one in (edit.span, whole))
-    return " ".join((file.text[begin:cut] + edit.replacement + file.text[until:end]).split())
+    whole = place.file.span(place.statement) if place.statement is not None else edit.span
+    return " ".join(rewritten(place.file, whole, [edit]).split())
