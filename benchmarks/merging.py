@@ -10,10 +10,10 @@ import sys
 import tempfile
 import time
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Tensor, Write
-from noclobber.model.finding import Finding, Label, Role, Suggestion
-from noclobber.model.report import Coverage, coverage_out
+from noclobber.model.reports.finding import Finding, Label, Role, Suggestion
+from noclobber.model.reports.report import Coverage, coverage_out
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Save, Tensor, Write
 from noclobber.model.source import Span
 from noclobber.processes.journal import FORMAT, Journal
 from noclobber.processes.merging import report_of

@@ -12,7 +12,7 @@ from reference import names_page, options_page
 
 from noclobber import rules
 from noclobber.ops.explaining import cases_of_all
-from noclobber.render.operator import operators
+from noclobber.render.tables.operator import operators
 
 _CODE = re.compile(r"(?<![\w`\[/])NC\d{3}(?![\w\]`])")
 _FENCED = re.compile(r"(^ *```.*?^ *```|^    [^\n]*|`[^`\n]+`|^#[^\n]*|\[[^\]]*\]\([^)]*\))", re.MULTILINE | re.DOTALL)

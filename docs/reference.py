@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import noclobber
-from noclobber.blocks import Installed
+from noclobber.blocks.installing import Installed
 from noclobber.cli import command_line
-from noclobber.model.finding import Edit, Finding, Label, Suggestion
-from noclobber.model.kept import Kept
-from noclobber.model.ledger import Entry, Ledger
-from noclobber.model.probe import Operand, Probe
-from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Report
+from noclobber.model.reports.finding import Edit, Finding, Label, Suggestion
+from noclobber.model.reports.kept import Kept
+from noclobber.model.reports.ledger import Entry, Ledger
+from noclobber.model.reports.probe import Operand, Probe
+from noclobber.model.reports.process import Process
+from noclobber.model.reports.report import Coverage, Report
 from noclobber.model.source import Span
 
 PUBLIC = [getattr(noclobber, name) for name in noclobber.__all__]

@@ -22,8 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from noclobber import program
-from noclobber.fix.proof.job import ENTRY, ERRORS, OUTPUT
+from noclobber.fix.proof.trials.job import ENTRY, ERRORS, OUTPUT
+from noclobber.session import program
 
 Files = tuple[int, int, int]
 """Descriptors that stand for stdin, stdout and stderr."""
@@ -185,11 +185,12 @@ def _prepared() -> Callable[[int], NoReturn]:
     import sympy  # noqa: F401
 
     import noclobber.cli
-    import noclobber.cli.run
+    import noclobber.cli.verbs.run
     import noclobber.observe.fake.run
-    import noclobber.render.terminal
-    import noclobber.run
-    from noclobber.fix.proof import fork_server, launcher
+    import noclobber.processes.run
+    import noclobber.render.formats.terminal
+    from noclobber.fix.proof import fork_server
+    from noclobber.fix.proof.trials import launcher
     from noclobber.model import source
     from noclobber.observe.describe import holders
 

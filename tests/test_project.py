@@ -77,7 +77,7 @@ def test_every_test_that_the_source_names_is_there() -> None:
 
 def test_model_rules_and_render_work_where_torch_is_not_imported() -> None:
     code = (
-        "import sys, noclobber.model.report, noclobber.rules, noclobber.render\n"
+        "import sys, noclobber.model.reports.report, noclobber.rules, noclobber.render\n"
         "noclobber.rules.catalogue()\n"
         "print(*sorted({'torch', 'numpy'} & set(sys.modules)))"
     )
@@ -103,7 +103,7 @@ def test_the_citation_names_the_newest_release() -> None:
 BREACHES = {  # what is added to a file, and the line of the report that tells
     ("stray.py", '"""A module without a place."""\n'): "- noclobber.stray\n",
     ("render/__init__.py", "from noclobber.rules import catalogue\n"): "noclobber.render -> noclobber.rules (",
-    ("model/events.py", "import torch\n"): "noclobber.model.events -> torch (",
+    ("model/seen/events.py", "import torch\n"): "noclobber.model.seen.events -> torch (",
     ("rules/__init__.py", "import subprocess\n"): "noclobber.rules -> subprocess (",
     (
         "rules/clobbers/nc101_stale_save.py",
@@ -111,7 +111,7 @@ BREACHES = {  # what is added to a file, and the line of the report that tells
     ): "noclobber.rules.clobbers.nc101_stale_save is",
     ("observe/detectors/stale_casts.py", "from . import lost_hooks\n"): "noclobber.observe.detectors.lost_hooks (l.",
     ("fix/proof/verdicts.py", "import torch\n"): "noclobber.fix.proof.verdicts -> torch (",
-    ("model/source.py", "from noclobber.model import report\n"): "- .source -> .report (",
+    ("model/source.py", "from noclobber.model.reports import report\n"): "- .source -> .reports (",
 }
 
 

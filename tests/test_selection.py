@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.model.finding import Finding, Label
-from noclobber.model.report import Coverage, Report
+from noclobber.model.reports.finding import Finding, Label
+from noclobber.model.reports.report import Coverage, Report
 from noclobber.model.source import Span
 from noclobber.render.judged import left_out
-from noclobber.selection import InFiles, Selection, SelectionError, baseline_of, codes, from_project, selected, unused
+from noclobber.settings.selection import (
+    InFiles,
+    Selection,
+    SelectionError,
+    baseline_of,
+    codes,
+    from_project,
+    selected,
+    unused,
+)
 
 
 def at(path: str, line: int, source: str, code: str = "NC201") -> Finding:

@@ -15,7 +15,7 @@ import torch
 
 import noclobber
 from noclobber import render
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 
 
 def silent():

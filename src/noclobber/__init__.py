@@ -11,16 +11,20 @@ __version__: str
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from noclobber.blocks import install, preserve, watch
-    from noclobber.model.error import ClobberError, ClobberWarning, UnsupportedTorch
+    from noclobber.blocks.installing import install
+    from noclobber.blocks.preserving import preserve
+    from noclobber.blocks.watching import watch
+    from noclobber.blocks.without_values import fake
+    from noclobber.model.reports.error import ClobberError, ClobberWarning, UnsupportedTorch
     from noclobber.ops import probe
-    from noclobber.without_values import fake
 
 _WHERE = {
-    "noclobber.blocks": ("install", "preserve", "watch"),
-    "noclobber.model.error": ("ClobberError", "ClobberWarning", "UnsupportedTorch"),
+    "noclobber.blocks.installing": ("install",),
+    "noclobber.blocks.preserving": ("preserve",),
+    "noclobber.blocks.watching": ("watch",),
+    "noclobber.model.reports.error": ("ClobberError", "ClobberWarning", "UnsupportedTorch"),
     "noclobber.ops": ("probe",),
-    "noclobber.without_values": ("fake",),
+    "noclobber.blocks.without_values": ("fake",),
 }
 
 

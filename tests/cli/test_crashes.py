@@ -11,8 +11,9 @@ from .running import Ended, call, write
 
 DRIVER = """
 import sys
-from noclobber import cli, session
-from noclobber.model.report import Coverage, Report
+from noclobber import cli
+from noclobber.session import session
+from noclobber.model.reports.report import Coverage, Report
 
 crash = sys.argv[1]
 

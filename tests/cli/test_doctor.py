@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from noclobber import doctor
-from noclobber.observe.recorder import SEEN
+from noclobber.cli.verbs import doctor
+from noclobber.observe.arming.recorder import SEEN
 from noclobber.observe.torch_api import private
 
 from .running import fresh, noclobber, write

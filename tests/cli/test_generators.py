@@ -48,7 +48,7 @@ def stages(text, reports):
                 pass
             check("a finding")
     check("the end")
-    if isinstance(around, noclobber.blocks.Installed):
+    if isinstance(around, noclobber.blocks.installing.Installed):
         around.uninstall()
         check("uninstalling")
     report = around.report

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.imports import after_import
+from noclobber.session.imports import after_import
 
 NAME = "imported_for_a_test"
 
@@ -46,7 +46,7 @@ def test_the_module_is_as_it_would_have_been(module: Path) -> None:
     imported = importlib.import_module(NAME)
     assert type(imported.__spec__) is ModuleSpec
     assert type(imported.__loader__) is SourceFileLoader
-    assert "noclobber.imports" not in imported.frames
+    assert "noclobber.session.imports" not in imported.frames
     assert vars(imported.__spec__).keys() == vars(importlib.__spec__).keys()
 
 
@@ -66,7 +66,7 @@ def test_a_failed_import_does_not_count(module: Path) -> None:
         importlib.import_module(NAME)
     assert seen == []
     frames = traceback.extract_tb(raised.tb)
-    assert [frame.filename for frame in frames if frame.filename.endswith("noclobber/imports.py")] == []
+    assert [frame.filename for frame in frames if frame.filename.endswith("noclobber/session/imports.py")] == []
     module.write_text("")
     importlib.invalidate_caches()
     importlib.import_module(NAME)

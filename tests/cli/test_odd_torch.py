@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from noclobber import doctor
+from noclobber.cli.verbs import doctor
 
 from .running import fresh, noclobber, write
 

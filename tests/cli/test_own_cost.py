@@ -9,11 +9,11 @@ from statistics import median
 import pytest
 
 import noclobber
-from noclobber.observe import own_cost
+from noclobber.observe.arming import own_cost
 
 from .running import fresh
 
-MUCH = "import noclobber.observe.own_cost as cost; cost.LEAST = cost.PART = 0"
+MUCH = "import noclobber.observe.arming.own_cost as cost; cost.LEAST = cost.PART = 0"
 STEPS = """
 import torch
 {}

@@ -114,7 +114,7 @@ def test_a_program_without_a_finding(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": text})
     ended = noclobber(["run", "main.py"], tmp_path)
     assert ended.stdout.startswith("[None, None, None, None]\n_frozen_importlib ")
-    assert "noclobber.imports" not in ended.stdout
+    assert "noclobber.session.imports" not in ended.stdout
     assert ended.stderr == "noclobber: nothing found in 4 backward calls of 3 processes\n"
     assert ended.status == 0
 

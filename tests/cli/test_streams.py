@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.model.report import Report
+from noclobber.model.reports.report import Report
 
 from .running import ENVIRONMENT, call, write
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from noclobber.model.finding import Finding, Label
-from noclobber.model.report import Report
+from noclobber.model.reports.finding import Finding, Label
+from noclobber.model.reports.report import Report
 from noclobber.model.source import Span
 
 from .running import call, noclobber, write

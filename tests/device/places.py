@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.foreign_memory.unseen_writers import UnseenWriters
+from noclobber.observe.detectors.foreign_memory.unseen_writers import UnseenWriters
 
 
 @contextlib.contextmanager

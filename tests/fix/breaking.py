@@ -10,7 +10,7 @@ from textwrap import dedent
 from typing import Any
 
 from noclobber.fix.edits.source import Source
-from noclobber.model.finding import Edit, Finding, Label, Role, Suggestion
+from noclobber.model.reports.finding import Edit, Finding, Label, Role, Suggestion
 from noclobber.model.source import Span
 
 from .mending import clobber, event_of, span

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import pytest
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.fix.proof import launcher
-from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import launching
+from noclobber.fix.proof.trials import launcher
+from noclobber.fix.proof.trials.job import Order
+from noclobber.fix.proof.trials.launcher import launching
 from noclobber.fix.proof.verdicts import Prover
 from tests import served
 from tests.fix import programs

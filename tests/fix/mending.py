@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from noclobber.fix.edits.source import Source
 from noclobber.mend.cures import candidates
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Carried, Kind, Read, Refusal, Save, Tensor, Write
-from noclobber.model.finding import Cause, Finding, Label, Role
-from noclobber.model.hints import InPlaceCall
-from noclobber.model.silent import Drift, Event, GradientWrite, LostHook, Overwritten, Undeclared, Untracked
+from noclobber.model.reports.finding import Cause, Finding, Label, Role
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Carried, Kind, Read, Refusal, Save, Tensor, Write
+from noclobber.model.seen.hints import InPlaceCall
+from noclobber.model.seen.silent import Drift, Event, GradientWrite, LostHook, Overwritten, Undeclared, Untracked
 from noclobber.model.source import Site, Span, told_site
 
 Unchecked = Literal["", "hooks", "packed", "ctx", "policy"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.model.finding import Edit
+from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
 from tests import served
 

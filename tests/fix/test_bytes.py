@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from noclobber.fix.proof import launcher
-from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import launching
+from noclobber.fix.proof.trials import launcher
+from noclobber.fix.proof.trials.job import Order
+from noclobber.fix.proof.trials.launcher import launching
 from tests import served
 
 MEASURE = """

@@ -4,7 +4,7 @@ from textwrap import dedent
 
 import pytest
 
-from noclobber.model.finding import Cause
+from noclobber.model.reports.finding import Cause
 from tests.fix.mending import mended
 
 PROGRAM = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.model.events import Carried
-from noclobber.model.finding import Cause
+from noclobber.model.reports.finding import Cause
+from noclobber.model.seen.events import Carried
 from tests.fix.mending import changes, mended
 
 GAN = """

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from noclobber.mend.cures import candidates
-from noclobber.model.finding import Label
+from noclobber.model.reports.finding import Label
 from tests.fix.mending import PATH, changes, finding, mended, span
 
 

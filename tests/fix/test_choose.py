@@ -10,14 +10,14 @@ import pytest
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
-from noclobber.fix.proof.job import Ended, Result
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.repairs import Repairs
 from noclobber.fix.proof.search import RepairSearch
+from noclobber.fix.proof.trials.job import Ended, Result
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.model.events import Refusal, Tensor
-from noclobber.model.finding import Edit, Finding, Label
-from noclobber.model.report import Coverage, Report
+from noclobber.model.reports.finding import Edit, Finding, Label
+from noclobber.model.reports.report import Coverage, Report
+from noclobber.model.seen.events import Refusal, Tensor
 from noclobber.model.source import Span
 
 Shown = Callable[[str], Verdict]

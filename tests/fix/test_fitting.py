@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noclobber.cli.run import with_command
+from noclobber.cli.verbs.run import with_command
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.mend.cures import candidates
-from noclobber.model.finding import Edit, Finding, Suggestion
-from noclobber.model.report import Report
+from noclobber.model.reports.finding import Edit, Finding, Suggestion
+from noclobber.model.reports.report import Report
 from noclobber.model.source import Span
 from noclobber.render import render
 from tests.fix.breaking import BROKEN, Broken, are_apart, on_disk, taken_by_the_letter

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import launching
+from noclobber.fix.proof.trials.job import Order
+from noclobber.fix.proof.trials.launcher import launching
 from noclobber.observe.gradient_trace import evidence
 
 DRAWS = {

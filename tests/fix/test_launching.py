@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.fix.proof import launcher
-from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import Launcher, Tell, launching
+from noclobber.fix.proof.trials import launcher
+from noclobber.fix.proof.trials.job import Order
+from noclobber.fix.proof.trials.launcher import Launcher, Tell, launching
 from noclobber.fix.verb import fix
-from noclobber.selection import Selection
+from noclobber.settings.selection import Selection
 from tests.cli.running import fresh
 from tests.fix import programs
 
@@ -45,8 +45,8 @@ def test_one_interpreter_is_started_for_all_runs(tmp_path: Path) -> None:
 IMPORTED = """
 import os, sys
 from noclobber.fix.proof import fork_server
-from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.trial import TrialProcess
+from noclobber.fix.proof.trials.job import Order
+from noclobber.fix.proof.trials.trial import TrialProcess
 fork_server.prepare()
 before, leave = set(sys.modules), os._exit
 def left(status):

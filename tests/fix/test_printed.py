@@ -2,8 +2,8 @@
 
 import pytest
 
-from noclobber.fix.proof.job import Ended, Result
-from noclobber.fix.proof.printed import difference
+from noclobber.fix.proof.trials.job import Ended, Result
+from noclobber.fix.proof.trials.printed import difference
 
 
 def ran(text, ended=Ended.WELL):

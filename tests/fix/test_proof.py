@@ -5,9 +5,9 @@ import shutil
 import pytest
 import torch
 
-from noclobber.fix.proof.job import Order
-from noclobber.fix.proof.launcher import launching
 from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.trials.job import Order
+from noclobber.fix.proof.trials.launcher import launching
 from noclobber.observe.gradient_trace import evidence
 from tests.fix import programs
 

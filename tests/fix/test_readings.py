@@ -3,8 +3,8 @@
 import pytest
 
 from noclobber.fix import verb
-from noclobber.fix.proof import launcher
-from noclobber.selection import Selection
+from noclobber.fix.proof.trials import launcher
+from noclobber.settings.selection import Selection
 from tests import served
 
 STRAIGHT_THROUGH = """\

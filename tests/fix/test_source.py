@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from noclobber.fix.edits import source as source_module
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit, Source, changed_lines, diff, replace_file
-from noclobber.model.finding import Edit
+from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
 from tests.fix.breaking import are_apart, taken_by_the_letter
 

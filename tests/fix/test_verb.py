@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.fix.proof.launcher import launching
 from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.repairs import Repair, Repairs
+from noclobber.fix.proof.trials.launcher import launching
 from noclobber.fix.verb import CannotFix, told
-from noclobber.model.finding import Finding, Label
+from noclobber.model.reports.finding import Finding, Label
 from noclobber.model.source import Span
-from noclobber.selection import Selection
+from noclobber.settings.selection import Selection
 from tests.cli.running import noclobber
 from tests.fix import programs
 
@@ -418,7 +418,7 @@ def test_equal_changes_of_one_line_are_shown_once(tmp_path, monkeypatch):
 def test_leaving_the_launcher_ends_what_it_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
-    from noclobber.fix.proof.job import Order
+    from noclobber.fix.proof.trials.job import Order
 
     with launching(["program.py"]) as launcher:
         launcher.start(Order("bare", 1, 3600))

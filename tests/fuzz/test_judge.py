@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
-from noclobber.model.report import Coverage, Lost
+from noclobber.model.reports.report import Coverage, Lost
 from tests.fuzz.judge import Outcome, changed_gradients, changed_saves, judge, right_gradients, run, wrong_gradient
 from tests.fuzz.statements import FUNCTIONS, PRELUDE, function
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import noclobber
 from noclobber.integrations.lightning import METRIC, NoclobberCallback
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 from tests.integrations.logs import heard
 from tests.tensors import all_equal
 

@@ -20,7 +20,7 @@ import noclobber
 import noclobber.integrations.transformers as integration
 from noclobber.integrations.training import METRIC
 from noclobber.integrations.transformers import NoclobberCallback
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 from tests.integrations.logs import heard
 from tests.tensors import all_equal
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from noclobber.mend.holders.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
-from noclobber.model.operators import MAYBE_SAME, SPLITS, VIEWS
+from noclobber.model.seen.operators import MAYBE_SAME, SPLITS, VIEWS
 
 COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}
 """Functions in Python that run operators of other names."""

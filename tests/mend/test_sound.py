@@ -15,9 +15,9 @@ from noclobber.mend import cures
 from noclobber.mend.cures import candidates
 from noclobber.mend.scene import Scene
 from noclobber.mend.shown import advised
-from noclobber.model.finding import Finding
 from noclobber.model.plain import built
-from noclobber.model.report import finding_out
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import finding_out
 from noclobber.model.source import source_text
 from tests.mend.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS
 from tests.tensors import all_equal

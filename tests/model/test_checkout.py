@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.model.checkout import in_checkout
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Tensor, Write
-from noclobber.model.finding import Finding, Label
-from noclobber.model.report import Report, Suppressed
+from noclobber.model.reports.checkout import in_checkout
+from noclobber.model.reports.finding import Finding, Label
+from noclobber.model.reports.report import Report, Suppressed
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Save, Tensor, Write
 from noclobber.model.source import Span, told_site
 
 NODE = os.sep + os.path.join("builds", "node", "repository")

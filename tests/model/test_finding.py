@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Tensor
-from noclobber.model.finding import PUT_BACK, Finding, merged
+from noclobber.model.reports.finding import PUT_BACK, Finding, merged
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Save, Tensor
 
 
 def named(name: str | None) -> Finding:

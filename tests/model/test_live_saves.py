@@ -6,7 +6,7 @@ from weakref import ref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noclobber.model.live_saves import EVERYWHERE, FEWEST_BEFORE_SWEEP, LiveSaves
+from noclobber.model.seen.live_saves import EVERYWHERE, FEWEST_BEFORE_SWEEP, LiveSaves
 
 
 class Handle:

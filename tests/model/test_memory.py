@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noclobber.model.memory import Fall, Interval, Key, falls
+from noclobber.model.seen.memory import Fall, Interval, Key, falls
 
 
 def without(live: Sequence[int], intervals: Sequence[Interval]) -> list[int]:

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noclobber.model.overlap import Region, overlap
+from noclobber.model.seen.overlap import Region, overlap
 
 
 @st.composite

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.events import Refusal, Tensor
-from noclobber.model.finding import Edit, Finding, Label, Suggestion
-from noclobber.model.shared_writes import of_one_write
+from noclobber.model.reports.finding import Edit, Finding, Label, Suggestion
+from noclobber.model.reports.shared_writes import of_one_write
+from noclobber.model.seen.events import Refusal, Tensor
 from noclobber.model.source import Span
 
 

@@ -5,7 +5,7 @@ import warnings
 from typing import NamedTuple
 
 import noclobber
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 
 
 class Found(NamedTuple):

@@ -3,7 +3,7 @@
 import torch
 
 from noclobber.model.source import source_line
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 
 
 class Heard:

@@ -246,7 +246,7 @@ def freed(size, offset, left=0):
         copy, z = storage.clone(), Kept.apply(part)
         storage.resize_(left)
         again = Kept.apply(part.detach().requires_grad_())
-        noclobber.observe.recorder.CONTEXT.live.all()  # what a report looks at
+        noclobber.observe.arming.recorder.CONTEXT.live.all()  # what a report looks at
         storage.resize_(size * 4)
         steps = {"restored": lambda: storage.copy_(copy).nbytes()}
         steps |= {name: lambda one=one: one.sum().backward() for name, one in (("again", again), ("first", z))}

@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import noclobber
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 
 
 class Scaled(nn.Module):

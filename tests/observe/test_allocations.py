@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import noclobber
-from noclobber.model.hints import InPlaceCall, Opportunity
+from noclobber.model.seen.hints import InPlaceCall, Opportunity
 from noclobber.observe.memory.allocations import Allocations
 from noclobber.observe.memory.measured_peak import MeasuredPeak
-from noclobber.session import Session
+from noclobber.session.session import Session
 
 from .test_saved_bytes import model_of
 

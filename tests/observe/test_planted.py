@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import _pop_mode
 
 import noclobber
 import noclobber.observe
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core import boundary
-from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.torch_api.dispatch import modes, spare_key
 from tests.observe.planting import PLANTED, Plants, called, modules, reached

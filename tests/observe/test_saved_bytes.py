@@ -17,8 +17,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import noclobber
-from noclobber.model.ledger import Entry, Ledger, ledger_out
 from noclobber.model.plain import built
+from noclobber.model.reports.ledger import Entry, Ledger, ledger_out
 
 
 def workloads() -> ModuleType:

@@ -15,7 +15,7 @@ import torch
 from torch.optim import optimizer as optim_module
 
 import noclobber
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 from noclobber.observe.torch_api.dispatch import spare_key
 from noclobber.observe.torch_api.patches import Patches
 from tests.observe.programs import RIGHT, SILENT

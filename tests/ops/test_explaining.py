@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from noclobber.model.operators import NODES, kept_by
-from noclobber.model.probe import Case, OperatorPage
+from noclobber.model.reports.probe import Case, OperatorPage
+from noclobber.model.seen.operators import NODES, kept_by
 from noclobber.ops import formulas
 from noclobber.ops.explaining import cases_of_all, page_of
 from noclobber.ops.probing import signature_of
-from noclobber.render.operator import operators, page
+from noclobber.render.tables.operator import operators, page
 from noclobber.rules.shared.keeps import ROWS
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Tensor
-from noclobber.model.finding import Finding, Label
-from noclobber.model.process import Process, ranks_of, together
-from noclobber.model.report import Coverage, Lost, Report, ReportError, coverage_out
+from noclobber.model.reports.finding import Finding, Label
+from noclobber.model.reports.process import Process, ranks_of, together
+from noclobber.model.reports.report import Coverage, Lost, Report, ReportError, coverage_out
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Save, Tensor
 from noclobber.model.source import Span
 from noclobber.processes.journal import FORMAT, SUFFIX, Journal
 from noclobber.processes.merging import report_of

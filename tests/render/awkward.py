@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noclobber.model.finding import Edit, Finding
+from noclobber.model.reports.finding import Edit, Finding
 from noclobber.model.source import Span
 
 from .source import File, advice, finding, stale

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
 
 from .source import File, advice, finding, stale
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from noclobber.model.finding import Edit, Finding, Label, Role, Severity, Suggestion
+from noclobber.model.reports.finding import Edit, Finding, Label, Role, Severity, Suggestion
 from noclobber.model.source import Span
 
 

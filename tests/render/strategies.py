@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Carried, Read, Refusal, Save, Step, Tensor, Write
-from noclobber.model.finding import Cause, Cure, Edit, Finding, Label, Suggestion
-from noclobber.model.hints import Opportunity, Spelling
-from noclobber.model.report import Coverage, Report
-from noclobber.model.silent import Drift, Moved
+from noclobber.model.reports.finding import Cause, Cure, Edit, Finding, Label, Suggestion
+from noclobber.model.reports.report import Coverage, Report
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Carried, Read, Refusal, Save, Step, Tensor, Write
+from noclobber.model.seen.hints import Opportunity, Spelling
+from noclobber.model.seen.silent import Drift, Moved
 from noclobber.model.source import Span, told_site
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=12)

@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from noclobber.model.finding import Finding
-from noclobber.model.report import Report, ReportError
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import Report, ReportError
 from noclobber.render import FORMATS, render, window
-from noclobber.render.fit import fit, lay_out
 from noclobber.render.judged import nothing_found, unchecked
 from noclobber.render.text import visible
+from noclobber.render.window.fit import fit, lay_out
 
 from .strategies import ANY_TEXT, findings, reports
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from noclobber.render import window
-from noclobber.render.color import wanted, width_of
-from noclobber.render.terminal import patch_line, summary_line
+from noclobber.render.formats.terminal import patch_line, summary_line
+from noclobber.render.window.color import wanted, width_of
 
 from .catalogue import hint, stale_save
 
@@ -94,7 +94,7 @@ def test_a_hint_is_not_red() -> None:
 
 def test_rich_waits_until_there_is_something_to_draw() -> None:
     """`noclobber run` must start fast, and pays for rich only when it has a window to show."""
-    code = "import sys, noclobber.render, noclobber.render.color; sys.exit('rich' in sys.modules)"
+    code = "import sys, noclobber.render, noclobber.render.window.color; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from noclobber.model.finding import Edit, Finding, Label
-from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Report
+from noclobber.model.reports.finding import Edit, Finding, Label
+from noclobber.model.reports.process import Process
+from noclobber.model.reports.report import Coverage, Report
 from noclobber.model.source import Span
 from noclobber.render import FORMATS, render, window
+from noclobber.render.formats.terminal import footer
 from noclobber.render.judged import nothing_found
-from noclobber.render.terminal import footer
 
 from . import awkward
 from .catalogue import stale_save

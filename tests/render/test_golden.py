@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from noclobber.model.finding import Finding
-from noclobber.model.report import Coverage, Lost, Report
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import Coverage, Lost, Report
 from noclobber.render import render, window
-from noclobber.render.diff import changes
-from noclobber.render.terminal import footer
+from noclobber.render.formats.terminal import footer
+from noclobber.render.window.diff import changes
 from noclobber.rules import pages
 
 from . import awkward, catalogue

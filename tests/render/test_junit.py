@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from noclobber.model.finding import Finding
-from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Lost, Report
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.process import Process
+from noclobber.model.reports.report import Coverage, Lost, Report
 from noclobber.render import render
 
 PROGRAM = {"argv": ["train.py"], "status": 0, "torch": "2.13.0", "python": "3.11.0"}

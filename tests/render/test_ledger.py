@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noclobber.model.ledger import MOST, Entry, Ledger, Peak
-from noclobber.model.report import Report
+from noclobber.model.reports.ledger import MOST, Entry, Ledger, Peak
+from noclobber.model.reports.report import Report
 from noclobber.render import render
 from noclobber.render.html.kept import tiled
-from noclobber.render.ledger import table
+from noclobber.render.tables.ledger import table
 
 from .browser import CHROMIUM, shown
 

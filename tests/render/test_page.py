@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from noclobber.model.finding import Finding, Severity
-from noclobber.model.page import Page
-from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Report
+from noclobber.model.reports.finding import Finding, Severity
+from noclobber.model.reports.page import Page
+from noclobber.model.reports.process import Process
+from noclobber.model.reports.report import Coverage, Report
 from noclobber.render import part, render
 from noclobber.render.html.page import NARROW
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from noclobber.model.finding import Finding, Label
-from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Lost, Report, Suppressed
+from noclobber.model.reports.finding import Finding, Label
+from noclobber.model.reports.process import Process
+from noclobber.model.reports.report import Coverage, Lost, Report, Suppressed
 from noclobber.model.source import Span
 from noclobber.render import render
 from noclobber.rules import catalogue, pages
@@ -125,7 +125,7 @@ def test_a_rule_leads_to_its_page_once_the_documentation_has_an_address(monkeypa
     report = Report(findings, pages=pages(findings))
     about = Message()
     about["Version"] = "1.2"
-    monkeypatch.setattr(sys.modules["noclobber.render.sarif"], "metadata", lambda _: about)
+    monkeypatch.setattr(sys.modules["noclobber.render.formats.sarif"], "metadata", lambda _: about)
     assert "helpUri" not in run_of(report)["tool"]["driver"]["rules"][0]
     for one in ("Source, https://example.org", "Documentation, https://example.org/docs/"):
         about["Project-URL"] = one

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator, ValidationError
 
-from noclobber.model.ledger import Entry, Ledger
-from noclobber.model.process import Process
-from noclobber.model.report import Coverage, Report, Suppressed
+from noclobber.model.reports.ledger import Entry, Ledger
+from noclobber.model.reports.process import Process
+from noclobber.model.reports.report import Coverage, Report, Suppressed
 
 from .catalogue import FINDINGS
 from .strategies import reports

@@ -10,11 +10,12 @@ from rich.cells import cell_len
 
 from noclobber.cli import main
 from noclobber.fix.verb import Fixed
-from noclobber.model.finding import Finding
-from noclobber.model.page import PROGRAMS
-from noclobber.model.probe import Case, Formula, OperatorPage
-from noclobber.render import operator, window
-from noclobber.render.page import page
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.page import PROGRAMS
+from noclobber.model.reports.probe import Case, Formula, OperatorPage
+from noclobber.render import window
+from noclobber.render.tables import operator
+from noclobber.render.tables.page import page
 from noclobber.render.text import visible
 from noclobber.rules import catalogue
 

@@ -12,9 +12,9 @@ from types import CodeType
 from noclobber.fix.edits.source import Source
 from noclobber.mend.cures import candidates
 from noclobber.mend.words import worded
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Step, Tensor, Via, Write
-from noclobber.model.finding import Finding, Label
+from noclobber.model.reports.finding import Finding, Label
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Save, Step, Tensor, Via, Write
 from noclobber.model.source import Site
 
 _numbers = count()

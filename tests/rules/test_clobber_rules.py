@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import noclobber.rules
-from noclobber.model.events import Step, Via
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.events import Step, Via
 from noclobber.model.source import Site
 from noclobber.rules import catalogue, explain
 

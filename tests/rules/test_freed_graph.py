@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.model.events import Carried, Refusal
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site
 from noclobber.rules import explain
 

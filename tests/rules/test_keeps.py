@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from noclobber.model.events import Save, Tensor
-from noclobber.model.operators import KEPT, NODES, WITHOUT_TWIN, kept_by
+from noclobber.model.seen.events import Save, Tensor
+from noclobber.model.seen.operators import KEPT, NODES, WITHOUT_TWIN, kept_by
 from noclobber.rules.shared.keeps import ROWS, reason, row_of
 
 Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

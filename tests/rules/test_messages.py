@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from noclobber.model.events import Refusal
+from noclobber.model.seen.events import Refusal
 from noclobber.rules import catalogue, explain, rule_of_message
 from noclobber.rules.shared.message import explanation
 from noclobber.rules.shared.texts import is_in

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from noclobber.model.report import Report
+from noclobber.model.reports.report import Report
 from noclobber.render import render
 from noclobber.rules import Rule, catalogue
 

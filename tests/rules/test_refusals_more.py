@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.model.events import Refusal, Tensor
+from noclobber.model.seen.events import Refusal, Tensor
 from noclobber.rules import explain
 
 from .places import Program, helped, told

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Step, Tensor, Write
-from noclobber.model.finding import Finding
-from noclobber.model.silent import Drift, Event, GradientWrite
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Save, Step, Tensor, Write
+from noclobber.model.seen.silent import Drift, Event, GradientWrite
 from noclobber.model.source import Site
 from noclobber.rules import catalogue, explain
 

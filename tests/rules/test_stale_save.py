@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from noclobber.model.finding import Finding
-from noclobber.model.report import Report
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import Report
 from noclobber.model.source import Site
 from noclobber.rules import explain
 

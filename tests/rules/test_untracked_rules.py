@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
-from noclobber.model.events import Read, Tensor
-from noclobber.model.finding import Finding
-from noclobber.model.silent import LostHook, Overwritten, Undeclared, Untracked
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.events import Read, Tensor
+from noclobber.model.seen.silent import LostHook, Overwritten, Undeclared, Untracked
 from noclobber.rules import explain
 
 from .places import Program, clobber, helped, save, told, write

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.model.events import Save, Tensor, Write
-from noclobber.model.overlap import Region
+from noclobber.model.seen.events import Save, Tensor, Write
+from noclobber.model.seen.overlap import Region
 from noclobber.model.units import listed
 from noclobber.rules.shared.labels import later
 from noclobber.rules.shared.wording import (

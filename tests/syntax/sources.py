@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from noclobber.fix.edits.source import Source
-from noclobber.model.finding import Edit
+from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
 from noclobber.syntax.tree import File, Node, parse
 

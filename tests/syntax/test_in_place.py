@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from noclobber.fix.edits.source import Source
-from noclobber.model.hints import Spelling
+from noclobber.model.seen.hints import Spelling
 from noclobber.syntax.in_place import in_place
 from noclobber.syntax.tree import Place
 

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from noclobber.model.operators import WITHOUT_TWIN
+from noclobber.model.seen.operators import WITHOUT_TWIN
 from noclobber.model.source import Span
 from noclobber.syntax.tree import Place, parse
 from noclobber.syntax.writes import Form, WriteSyntax, out_of_place, write_at

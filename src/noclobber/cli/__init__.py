@@ -7,15 +7,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from noclobber.cli import doctor, explain, fix, report, run
 from noclobber.cli.beside import killed
 from noclobber.cli.output import settle_format
 from noclobber.cli.parser import Parser, Verbs, split
 from noclobber.cli.printing import INTERRUPTED, REFUSED, StdoutFailed, keep_closed, out, put, refuse, say
-from noclobber.imports import NoTorch
+from noclobber.cli.verbs import doctor, explain, fix, report, run
 from noclobber.model.version import FROM_SOURCE, version
 from noclobber.render.text import current_folder
-from noclobber.selection import SelectionError
+from noclobber.session.imports import NoTorch
+from noclobber.settings.selection import SelectionError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from noclobber.model.units import counted
 
 if TYPE_CHECKING:
-    from noclobber.model.report import Report
+    from noclobber.model.reports.report import Report
 
 
 def counts(report: Report) -> str:

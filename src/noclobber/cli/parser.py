@@ -8,7 +8,7 @@ import sys
 from typing import Any, NoReturn, TypeAlias
 
 from noclobber.cli.printing import REFUSED, cut, out, say
-from noclobber.meant import like
+from noclobber.settings.meant import like
 
 
 def split(words: list[str], verb: Parser) -> tuple[list[str], list[str]]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from noclobber.cli.output import unwritable, unwritten
-from noclobber.model.report import Report
+from noclobber.model.reports.report import Report
 from noclobber.render.text import current_folder, real, shown_path
-from noclobber.selection import (
+from noclobber.settings.selection import (
     FAIL_ON,
     Selection,
     SelectionError,

@@ -14,8 +14,8 @@ if not sys.flags.safe_path and _ROOT not in sys.path[1:]:
 def main() -> None:
     """Carry out the order in a folder, or those in the folders that stdin will name, or join a trial under way."""
     from noclobber.fix.proof.fork_server import serve
-    from noclobber.fix.proof.job import ORDER, Order
-    from noclobber.fix.proof.trial import JOIN, TrialProcess, join_script
+    from noclobber.fix.proof.trials.job import ORDER, Order
+    from noclobber.fix.proof.trials.trial import JOIN, TrialProcess, join_script
 
     what, *words = sys.argv[1:]
     if what == JOIN:

@@ -13,17 +13,17 @@ from functools import partial
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.one_rank import ENVIRONMENT, of_one_rank
-from noclobber.fix.proof.job import Ended, Order, Result
-from noclobber.fix.proof.launcher import Launcher, Tell, Trial, launching
 from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.repairs import AppliedHints, Repair, Repairs
-from noclobber.imports import torch_needed
-from noclobber.model.finding import Finding
+from noclobber.fix.proof.trials.job import Ended, Order, Result
+from noclobber.fix.proof.trials.launcher import Launcher, Tell, Trial, launching
+from noclobber.model.reports.finding import Finding
 from noclobber.model.source import Owner, owner_of
 from noclobber.model.units import counted, size
 from noclobber.render.judged import calls_in_words
 from noclobber.render.text import filled, one_line, typed, visible
-from noclobber.selection import Selection
+from noclobber.session.imports import torch_needed
+from noclobber.settings.selection import Selection
 
 PATCH = "fix.patch"
 """The file that the summary proposes where a patch is not for `--write`."""

@@ -14,10 +14,10 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, Intera
 from IPython.display import display
 
 from noclobber import render
-from noclobber.model.error import UnsupportedTorch
-from noclobber.model.report import Report
-from noclobber.selection import Selection, selected
-from noclobber.session import Session
+from noclobber.model.reports.error import UnsupportedTorch
+from noclobber.model.reports.report import Report
+from noclobber.session.session import Session
+from noclobber.settings.selection import Selection, selected
 
 CELL_MAGIC = "%%noclobber"
 

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from noclobber.imports import after_import
-from noclobber.model.error import ClobberError, UnsupportedTorch
-from noclobber.model.finding import Finding
 from noclobber.model.forks import at_fork
 from noclobber.model.plain import built
-from noclobber.model.report import Coverage, Report, Suppressed, finding_out
+from noclobber.model.reports.error import ClobberError, UnsupportedTorch
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import Coverage, Report, Suppressed, finding_out
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.model.units import counted
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.children import notice_children, starts_program_in_python
-from noclobber.session import Session
+from noclobber.session.imports import after_import
+from noclobber.session.session import Session
 
 if TYPE_CHECKING:
-    from noclobber.selection import Selection
+    from noclobber.settings.selection import Selection
 
 MARK = "noclobber"
 _OUTSIDE_OF_TESTS = "outside of tests"
@@ -137,7 +137,7 @@ class Watched:
         return counting
 
     def _counting(self, report: Report) -> Report:
-        from noclobber.selection import Selection, selected
+        from noclobber.settings.selection import Selection, selected
 
         if report.findings:
             report = selected(report, self._selection or Selection())
@@ -220,7 +220,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _selection(config: pytest.Config) -> Selection:
-    from noclobber.selection import SelectionError, from_project, read_baseline
+    from noclobber.settings.selection import SelectionError, from_project, read_baseline
 
     try:
         selection = from_project(str(config.rootpath))
@@ -338,7 +338,7 @@ def _expecting_errors(item: pytest.Item) -> Iterator[None]:
 
 def _asked(item: pytest.Item) -> tuple[tuple[str, ...], bool, str]:
     """Return the codes that the marks of a test ignore, whether saved bytes are compared, and what is wrong there."""
-    from noclobber.selection import SelectionError, codes
+    from noclobber.settings.selection import SelectionError, codes
 
     ignore: list[str] = []
     contents, wrong = True, ""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from logging import INFO, WARNING
 from typing import Any
 
-from noclobber.blocks import watch
-from noclobber.model.finding import Finding
-from noclobber.model.report import Report
+from noclobber.blocks.watching import watch
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import Report
 from noclobber.render import render
 
 METRIC = "noclobber/findings"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure, Edit
+from noclobber.model.reports.finding import Cure, Edit
 
 Way = Literal["same", "anew", "summed"]
 """How the gradients of a patched program compare with the right ones. same: call by call. anew: a forward that ran once

@@ -35,7 +35,7 @@ from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_writes import hook_later, put_off, views_later
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
 
 CURES: tuple[Mend, ...] = (
     under_mode,

@@ -22,9 +22,9 @@ from noclobber.mend.holders.holding import holds_alone, is_new
 from noclobber.mend.holders.making import module_called, module_writes, parts_of
 from noclobber.mend.holders.seen import holders_at
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure, Edit, Finding
-from noclobber.model.hints import Opportunity
-from noclobber.model.silent import StaleCast
+from noclobber.model.reports.finding import Cure, Edit, Finding
+from noclobber.model.seen.hints import Opportunity
+from noclobber.model.seen.silent import StaleCast
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
 from noclobber.syntax.in_place import in_place, with_flag
 from noclobber.syntax.names import arguments, called, calls, dotted, is_read_again, keyword, last_name

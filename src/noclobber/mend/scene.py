@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding, Role
-from noclobber.model.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
+from noclobber.model.reports.finding import Finding, Role
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 from noclobber.model.source import Owner, Span, owner_of, source_text
 from noclobber.syntax.names import optimizer_of
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, last_line, parse, walk

@@ -17,8 +17,8 @@ from itertools import pairwise
 from noclobber.mend.change import Change
 from noclobber.mend.cures import sound
 from noclobber.mend.words import worded
-from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Edit, Finding, Suggestion
+from noclobber.model.reports.finding import Edit, Finding, Suggestion
+from noclobber.model.seen.clobber import Clobber
 from noclobber.model.source import Span
 
 

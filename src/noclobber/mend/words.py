@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 
 from noclobber.mend.autograd.no_grad import is_average
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
-from noclobber.model.silent import Drift, LostHook, Overwritten
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
+from noclobber.model.seen.operators import ACTIVATIONS, RANDOM_FILLS, SMOOTH
+from noclobber.model.seen.silent import Drift, LostHook, Overwritten
 from noclobber.model.source import Site
 from noclobber.rules.shared.labels import later, same_line
 from noclobber.rules.shared.stepping import inside_backward, spelled_call

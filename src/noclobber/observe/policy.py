@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
-from noclobber.model.events import Refusal
+from noclobber.model.reports.error import ClobberError
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Refusal
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.seen import handles as saves

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from noclobber.model.probe import Probe
-from noclobber.render.probe import html, table
+from noclobber.model.reports.probe import Probe
+from noclobber.render.tables.probe import html, table
 
 
 class Probed(Probe):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from noclobber.model.probe import Case, Formula, OperatorPage, Probe
+from noclobber.model.reports.probe import Case, Formula, OperatorPage, Probe
 from noclobber.ops import formulas
 from noclobber.ops.probing import argument_names, probe, tensors_in
 from noclobber.ops.samples import EVALUATION, TRAINING, Sample, samples_of

@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from noclobber.model.probe import Operand, Probe, Role
+from noclobber.model.reports.probe import Operand, Probe, Role
 from noclobber.observe.core.seen.reads import read_by
 from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import graph
@@ -91,7 +91,7 @@ def probe(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     """Do what `_probed` does, unseen by a session that watches this thread."""
     if isinstance(function, type) and issubclass(function, torch.autograd.Function):
         function = function.apply
-    watching = sys.modules.get("noclobber.observe.subscription")
+    watching = sys.modules.get("noclobber.observe.arming.subscription")
     if watching is None or not watching.is_armed():
         required.look_up()
         return _probed(function, args, kwargs)

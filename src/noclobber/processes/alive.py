@@ -6,7 +6,7 @@ import os
 import platform
 from contextlib import suppress
 
-from noclobber.model.process import State
+from noclobber.model.reports.process import State
 
 
 def birth(pid: int) -> str:

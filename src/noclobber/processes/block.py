@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from noclobber.model.forks import at_fork, lock
-from noclobber.model.report import Report, ReportError
+from noclobber.model.reports.report import Report, ReportError
 from noclobber.processes.member import Member, Order
 from noclobber.processes.merging import report_of, with_own
-from noclobber.session import Session
+from noclobber.session.session import Session
 
 
 class Blocks:

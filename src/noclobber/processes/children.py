@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from noclobber.imports import after_import
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.session.imports import after_import
 
 Started = Callable[[int | None, list[str]], None]
 """Called for each child, with its pid if that is known, and its command line."""

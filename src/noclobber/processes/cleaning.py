@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from noclobber.model.caches import caches
-from noclobber.model.report import ReportError
+from noclobber.model.reports.report import ReportError
 from noclobber.processes.leftover import inside, runs
 from noclobber.processes.merging import first_of
 

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from noclobber.model.finding import Finding
-from noclobber.model.report import finding_out
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import finding_out
 
 FORMAT = "noclobber-process/1"
 SUFFIX = ".noclobber"

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from noclobber.model.report import Report, ReportError
+from noclobber.model.reports.report import Report, ReportError
 from noclobber.processes.alive import is_known
 from noclobber.processes.merging import files_in, first_of, report_of
 

@@ -18,18 +18,18 @@ from datetime import datetime
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from noclobber.imports import after_import
-from noclobber.model.error import UnsupportedTorch
 from noclobber.model.forks import at_fork
-from noclobber.model.report import Lost, coverage_out, lost_out
+from noclobber.model.reports.error import UnsupportedTorch
+from noclobber.model.reports.report import Lost, coverage_out, lost_out
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.processes.alive import birth, stat
 from noclobber.processes.children import RUN, notice_children, starts_python
 from noclobber.processes.journal import FORMAT, Journal
+from noclobber.session.imports import after_import
 
 if TYPE_CHECKING:
-    from noclobber.model.finding import Finding
-    from noclobber.session import Session
+    from noclobber.model.reports.finding import Finding
+    from noclobber.session.session import Session
 
 How = Literal["first", "forked", "started"]
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from noclobber.model.checkout import in_checkout
-from noclobber.model.finding import Finding
-from noclobber.model.process import Process, State, ranks_of, together
-from noclobber.model.report import (
+from noclobber.model.reports.checkout import in_checkout
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.process import Process, State, ranks_of, together
+from noclobber.model.reports.report import (
     Coverage,
     Lost,
     Report,
@@ -27,7 +27,7 @@ from noclobber.processes.children import starts_program_in_python
 from noclobber.processes.journal import FINDING, FORMAT, SUFFIX
 
 if TYPE_CHECKING:
-    from noclobber.session import Session
+    from noclobber.session.session import Session
 
 _NOT_THERE = "noclobber did not start there (not installed for that Python, another environment, `-S`, or `os.exec`)"
 _TIMES = re.compile(r"(.*) \(([0-9]{1,15}) (?:times|compiled frames)\)")

@@ -25,7 +25,7 @@ def begin() -> None:
 
 
 def _member(order: Order) -> Member:
-    from noclobber.session import Session
+    from noclobber.session.session import Session
 
     return Member(order, Session(**order.options, everywhere=True), [])
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from noclobber.render.data import json
+from noclobber.render.formats.data import json
+from noclobber.render.formats.junit import junit
+from noclobber.render.formats.lines import concise, github, statistics
+from noclobber.render.formats.sarif import sarif
+from noclobber.render.formats.terminal import full
+from noclobber.render.formats.terminal import window as window
 from noclobber.render.html import html
 from noclobber.render.html import part as part
 from noclobber.render.html import preformatted as preformatted
-from noclobber.render.junit import junit
-from noclobber.render.kept import kept as kept
-from noclobber.render.ledger import table as table
-from noclobber.render.lines import concise, github, statistics
-from noclobber.render.sarif import sarif
-from noclobber.render.terminal import full
-from noclobber.render.terminal import window as window
+from noclobber.render.tables.kept import kept as kept
+from noclobber.render.tables.ledger import table as table
 
 if TYPE_CHECKING:
-    from noclobber.model.report import Report
+    from noclobber.model.reports.report import Report
 
 
 class Format(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from noclobber.model.report import Report
+from noclobber.model.reports.report import Report
 from noclobber.render.text import one_line
 
 _INTERRUPTED = 130

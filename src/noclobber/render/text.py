@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from noclobber.model.finding import Label
+from noclobber.model.reports.finding import Label
 from noclobber.model.source import Span, cell_of, source_line
 
 TAB = "    "

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import ModuleType
 
-from noclobber.model.finding import Finding
-from noclobber.model.page import Page
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.page import Page
+from noclobber.model.seen.silent import Event
 
 
 @dataclass(frozen=True, slots=True)

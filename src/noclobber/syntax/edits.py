@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from noclobber.model.finding import Edit
+from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
 from noclobber.syntax.names import arguments, is_given, keyword
 from noclobber.syntax.tree import FOR, WITH, File, Placed, last_line, starts

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from noclobber.model.finding import Edit
-from noclobber.model.hints import Spelling
-from noclobber.model.operators import ACTIVATIONS
+from noclobber.model.reports.finding import Edit
+from noclobber.model.seen.hints import Spelling
+from noclobber.model.seen.operators import ACTIVATIONS
 from noclobber.syntax.edits import insert, replace
 from noclobber.syntax.names import called, dotted, first_name, has_stars, is_numeric, keyword
 from noclobber.syntax.tree import File, Place, Placed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from noclobber.model.operators import UNTRACKED
+from noclobber.model.seen.operators import UNTRACKED
 from noclobber.syntax.tree import (
     FOR,
     FUNCTION,

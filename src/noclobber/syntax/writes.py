@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from noclobber.model.finding import Edit
-from noclobber.model.operators import SPLITS, VIEWS, WITHOUT_TWIN
+from noclobber.model.reports.finding import Edit
+from noclobber.model.seen.operators import SPLITS, VIEWS, WITHOUT_TWIN
 from noclobber.model.source import Span
 from noclobber.syntax.edits import insert, replace, rewritten, without_argument
 from noclobber.syntax.names import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from noclobber.model.silent import Drift
+from noclobber.model.seen.silent import Drift
 from noclobber.observe.describe import refusals
 from tests.observe.hearing import bare, hear
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from noclobber.model.silent import Drift
+from noclobber.model.seen.silent import Drift
 from tests.observe.hearing import bare, hear
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.model.live_saves import FEWEST_BEFORE_SWEEP
+from noclobber.model.seen.live_saves import FEWEST_BEFORE_SWEEP
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen.collector import MANY, leave_out
-from noclobber.observe.recorder import CONTEXT
 
 
 @pytest.fixture(params=[False, True], ids=["versions", "contents"])

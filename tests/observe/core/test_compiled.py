@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo import graph_break
 
 import noclobber
-from noclobber.model.report import COMPILED
+from noclobber.model.reports.report import COMPILED
 from tests.observe.hearing import bare, hear, is_marked
 
 

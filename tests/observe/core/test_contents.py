@@ -271,7 +271,7 @@ def test_what_stays_on_a_device_is_compared_when_the_backward_ends(monkeypatch):
 
         at_read = at_save
 
-    monkeypatch.setattr("noclobber.observe.recorder.Contents", Device)
+    monkeypatch.setattr("noclobber.observe.arming.recorder.Contents", Device)
     monkeypatch.setattr(
         "noclobber.observe.policy.fingerprint",
         lambda alias: OnDevice(*weighted(alias)),

@@ -7,9 +7,9 @@ import torch
 import torch._dynamo
 
 import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen import written
 from noclobber.observe.core.writes import write_kernels
-from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api.dispatch import spare_key
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen.written import NUMBERS_AS_TENSORS
 from noclobber.observe.core.writes import kernel_functions
-from noclobber.observe.recorder import CONTEXT
 
 T = [
     torch.tensor([1.5, 2.5]),

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen.records import moment
-from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api.tensors import storages
 
 BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -50,7 +50,7 @@ def test_a_tensor_shares_its_storage_with_the_saves_of_it_and_with_nothing_else(
 
 WRITES_INSIDE = """
 import noclobber, torch
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 
 with noclobber.watch():
     layer, x = torch.nn.Linear(3, 3), torch.randn(2, 3)  # it copies its bias into the result, and then adds to it

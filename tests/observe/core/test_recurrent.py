@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen import written
 from noclobber.observe.core.seen.records import moment
 from noclobber.observe.describe.write_history import since
-from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests
 from tests.observe.hearing import bare, hear, is_marked

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen.history import RECENT
-from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import geometry
 

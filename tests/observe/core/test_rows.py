@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 
 MODES = {
     "versions": lambda: noclobber.watch(contents=False),

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.model.live_saves import EVERYWHERE, LiveSaves
+from noclobber.model.seen.live_saves import EVERYWHERE, LiveSaves
 from noclobber.model.source import source_line
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import spare_key

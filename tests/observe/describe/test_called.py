@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.model.events import MOST_CALLS
-from noclobber.model.report import Report
+from noclobber.model.reports.report import Report
+from noclobber.model.seen.events import MOST_CALLS
 from noclobber.render import window
 
 pytestmark = pytest.mark.usefixtures("looks_anew")

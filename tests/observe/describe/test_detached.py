@@ -5,7 +5,7 @@ import torch
 
 import noclobber
 from noclobber.model.source import source_line
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 
 
 def made():

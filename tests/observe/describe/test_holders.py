@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.model.live_saves import FEWEST_BEFORE_SWEEP
+from noclobber.model.seen.live_saves import FEWEST_BEFORE_SWEEP
 from noclobber.observe.describe import holders
 
 KEPT = []

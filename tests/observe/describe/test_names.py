@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.reads import Reads
 from noclobber.observe.describe import clobbers, tensor_names, write_history
 from noclobber.observe.memory.saved_bytes import SavedBytes
-from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.takers.checkpoint.regions import CheckpointRegion
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.witness import Witness

@@ -6,7 +6,7 @@ from torch import nn
 
 import noclobber
 from noclobber.model.source import source_line
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 from noclobber.observe.torch_api.tensors import tensor_state
 
 W = torch.ones(3, requires_grad=True)

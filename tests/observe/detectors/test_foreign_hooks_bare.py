@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.torch_api.autograd import hook_stack
 from tests.observe import alike
 from tests.observe.hearing import bare, hear

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import noclobber
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 from tests.observe.used_again import until_used_again
 
 

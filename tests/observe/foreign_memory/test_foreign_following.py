@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen.sites import site_of
-from noclobber.observe.foreign_memory import byte_monitor
-from noclobber.observe.foreign_memory.line_tracer import Lines, gettrace, statement
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.detectors.foreign_memory import byte_monitor
+from noclobber.observe.detectors.foreign_memory.line_tracer import Lines, gettrace, statement
 from tests.observe.foreign import watched
 
 

@@ -13,7 +13,7 @@ import torch.utils.dlpack
 from torch import nn
 
 import noclobber
-from noclobber.observe.foreign_memory import line_tracer
+from noclobber.observe.detectors.foreign_memory import line_tracer
 from tests.observe.foreign import watched
 
 METHODS = ("numpy", "data_ptr", "untyped_storage", "__dlpack__", "share_memory_")

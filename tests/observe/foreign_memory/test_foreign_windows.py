@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.foreign_memory import byte_monitor, exported_saves
+from noclobber.observe.detectors.foreign_memory import byte_monitor, exported_saves
 from tests.observe.foreign import line, marked, watched
 
 

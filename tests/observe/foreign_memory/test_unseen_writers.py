@@ -8,8 +8,8 @@ import torch
 import xxhash
 
 import noclobber
-from noclobber.observe.foreign_memory import unseen_writers
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
+from noclobber.observe.detectors.foreign_memory import unseen_writers
 
 
 def test_an_extension_that_is_built_against_torch_is_known_by_its_file(tmp_path):

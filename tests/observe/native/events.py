@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
-from noclobber.model.report import finding_out
+from noclobber.model.reports.report import finding_out
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.native import bridge
-from noclobber.observe.recorder import CONTEXT
 from noclobber.observe.witness.layout import geometry
 
 Look = Callable[[], None]

@@ -69,7 +69,7 @@ def test_python_runs_in_a_call(within: str, either: dict[str, str]) -> None:
     # A pair of hooks on saves is Python in a backward that no registration tells of.
     script = f"""
         import torch, noclobber
-        from noclobber.observe.recorder import CONTEXT
+        from noclobber.observe.arming.recorder import CONTEXT
         from noclobber.observe.torch_api.autograd import engine_state
         from noclobber.observe.torch_api.dispatch import spare_key
 

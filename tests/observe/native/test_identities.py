@@ -80,7 +80,7 @@ def test_both_take_the_same_fingerprint(hot_path: Any, where: Geometry, dtype: t
 def test_the_native_part_knows_which_tensors_share_a_counter() -> None:
     script = """
         import torch, noclobber
-        from noclobber.observe.recorder import CONTEXT
+        from noclobber.observe.arming.recorder import CONTEXT
         base, x = torch.ones(4, 2), torch.ones(2, requires_grad=True)
         with noclobber.watch(contents=False):
             y = base.detach().flatten()[:2] * x  # saves no view

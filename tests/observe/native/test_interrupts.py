@@ -10,7 +10,7 @@ import pytest
 def test_an_interrupt_of_a_question_reaches_the_program(native: dict[str, str]) -> None:
     script = """
         import weakref, torch, noclobber
-        from noclobber.observe.recorder import CONTEXT
+        from noclobber.observe.arming.recorder import CONTEXT
         class Asked:
             '''Stands for a save.'''
         def interrupted(self, key):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 from tests.observe.hearing import Heard
 
 WRITES = {

@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import noclobber
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import LARGE
 

@@ -5,7 +5,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import noclobber
-from noclobber.observe.recorder import CONTEXT
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.torch_api.autograd import hook_stack
 from tests.observe.preserve.test_preserve import leaf, right
 from tests.tensors import all_equal

@@ -149,7 +149,7 @@ def test_noclobber_run_says_why_nothing_was_watched(tmp_path):
         "import sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'noclobber.observe.subscription':\n"
+        "        if name == 'noclobber.observe.arming.subscription':\n"
         "            import torch; del torch._C._current_autograd_node\n"
         "sys.meta_path.insert(0, Finder())\n"
     )

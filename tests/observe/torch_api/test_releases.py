@@ -14,7 +14,7 @@ import noclobber
 from noclobber.observe.torch_api import releases, required
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.tensors import tensor_state
-from noclobber.render import terminal
+from noclobber.render.formats import terminal
 
 ROOT = Path(__file__).parents[3]
 RANGE = f"torch {releases.OLDEST} to {releases.NEWEST} are supported"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.source import Misfit, Source, changed_lines
-from noclobber.model.finding import Edit, Finding, Label
+from noclobber.model.reports.finding import Edit, Finding, Label
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.compiling import compiled, parsed
 from noclobber.syntax.names import calls, is_given

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from noclobber.fix.proof.job import FORWARD, Mode, Order, Result
-from noclobber.fix.proof.launcher import Launcher, Trial
+from noclobber.fix.proof.trials.job import FORWARD, Mode, Order, Result
+from noclobber.fix.proof.trials.launcher import Launcher, Trial
 
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.forward_mode import Along

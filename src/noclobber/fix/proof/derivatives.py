@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.fix.proof import printed
 from noclobber.fix.proof.baselines import Kind, Reference, References
-from noclobber.fix.proof.job import Ended, Result
 from noclobber.fix.proof.levels import Level, Verdict
+from noclobber.fix.proof.trials import printed
+from noclobber.fix.proof.trials.job import Ended, Result
 from noclobber.observe.gradient_trace import comparison, forward_mode
 
 NO_BACKWARD = "no backward call runs with the patch, so there are no gradients to compare"

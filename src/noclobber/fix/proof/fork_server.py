@@ -19,9 +19,9 @@ from io import FileIO
 from typing import NoReturn
 
 from noclobber import rules
-from noclobber.fix.proof.job import DYNAMO, ERRORS, OUTPUT, Order, put
-from noclobber.fix.proof.launcher import DONE, TICK, TOLD, WORK, Launcher, command, end_started
-from noclobber.fix.proof.trial import TrialProcess
+from noclobber.fix.proof.trials.job import DYNAMO, ERRORS, OUTPUT, Order, put
+from noclobber.fix.proof.trials.launcher import DONE, TICK, TOLD, WORK, Launcher, command, end_started
+from noclobber.fix.proof.trials.trial import TrialProcess
 
 
 def serve(folder: str, words: list[str]) -> NoReturn:
@@ -54,14 +54,6 @@ def serve(folder: str, words: list[str]) -> NoReturn:
 def prepare() -> None:
     """Import what each process will need. What fails here fails again where it is needed, and is reported there."""
     with suppress(Exception, SystemExit):
-        import noclobber.fix.proof.hints
-        import noclobber.fix.proof.search
-        import noclobber.mend.shown
-        import noclobber.observe.gradient_trace.central_differences
-        import noclobber.observe.memory.allocations
-        import noclobber.observe.memory.measured_peak
-        import noclobber.observe.subscription  # noqa: F401
-
         rules.catalogue()
 
 

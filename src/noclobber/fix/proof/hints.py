@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
-from noclobber.fix.proof import printed
-from noclobber.fix.proof.job import Ended, Mode, Order, Result
-from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.fix.proof.repairs import Applied, AppliedHints
+from noclobber.fix.proof.trials import printed
+from noclobber.fix.proof.trials.job import Ended, Mode, Order, Result
+from noclobber.fix.proof.trials.launcher import Launcher, Trial
 from noclobber.mend.change import Change
 from noclobber.mend.cures import candidates
-from noclobber.model.finding import Finding
-from noclobber.model.hints import Opportunity
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.hints import Opportunity
 from noclobber.model.units import counted, size
 from noclobber.observe.gradient_trace import comparison, evidence
 

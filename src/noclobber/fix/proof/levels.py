@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from noclobber.fix.proof.job import Result
+from noclobber.fix.proof.trials.job import Result
 
 
 class Level(StrEnum):

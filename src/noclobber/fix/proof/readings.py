@@ -13,7 +13,7 @@ from noclobber.fix.proof.repairs import Reading
 from noclobber.fix.proof.verdicts import Prover, is_there
 from noclobber.mend import cures
 from noclobber.mend.autograd.seen_by_autograd import PASSING
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
 from noclobber.observe.gradient_trace import comparison, evidence
 
 _LEAVES = 3

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.levels import Level
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)

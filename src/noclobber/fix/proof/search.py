@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
-from noclobber.fix.proof.job import Result
-from noclobber.fix.proof.launcher import Trial
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.readings import readings
 from noclobber.fix.proof.repairs import Repair, Repairs
+from noclobber.fix.proof.trials.job import Result
+from noclobber.fix.proof.trials.launcher import Trial
 from noclobber.fix.proof.verdicts import Prover
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.cures import candidates
 from noclobber.mend.scene import is_of_intent
-from noclobber.model.finding import Finding
-from noclobber.model.shared_writes import of_one_write
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.shared_writes import of_one_write
 
 ROUNDS = 8
 MOST_PROVEN = 3

@@ -9,7 +9,6 @@ from typing import Any
 
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit
-from noclobber.fix.proof import printed
 from noclobber.fix.proof.baselines import (
     ASKED,
     DRIFT,
@@ -23,12 +22,13 @@ from noclobber.fix.proof.baselines import (
     kinds_for,
 )
 from noclobber.fix.proof.derivatives import BEYOND, NO_BACKWARD, UNREACHED, Stage, by_derivative, without_gradients
-from noclobber.fix.proof.job import Ended, Mode, Order, Result
-from noclobber.fix.proof.launcher import Launcher, Trial
 from noclobber.fix.proof.levels import Level, Verdict
+from noclobber.fix.proof.trials import printed
+from noclobber.fix.proof.trials.job import Ended, Mode, Order, Result
+from noclobber.fix.proof.trials.launcher import Launcher, Trial
 from noclobber.mend.change import Way
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.events import Refusal
 from noclobber.model.source import Span
 from noclobber.model.units import counted
 from noclobber.observe.gradient_trace import comparison, evidence

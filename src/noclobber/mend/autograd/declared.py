@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
-from noclobber.model.silent import Undeclared
+from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
 from noclobber.syntax.names import calls, dotted, parameters
 from noclobber.syntax.tree import FUNCTION, walk

@@ -16,9 +16,9 @@ from itertools import islice
 from noclobber.mend.change import Change, change
 from noclobber.mend.order.forwards_in_loops import last_read
 from noclobber.mend.scene import Scene
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Carried, Refusal
-from noclobber.model.finding import Cause
+from noclobber.model.reports.finding import Cause
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site
 from noclobber.model.units import listed
 from noclobber.rules.shared.carrying import is_carried, is_renewed

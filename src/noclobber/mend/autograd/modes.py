@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure, Edit
+from noclobber.model.reports.finding import Cure, Edit
 from noclobber.syntax.edits import replace
 from noclobber.syntax.names import called_by, dotted, last_name
 from noclobber.syntax.tree import File, walk

@@ -25,8 +25,8 @@ from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.holding import given_for, holds_alone, writes_through
 from noclobber.mend.holders.making import bound_to, is_function, is_method
 from noclobber.mend.scene import Scene, hides
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure
+from noclobber.model.reports.finding import Cure
+from noclobber.model.seen.events import Refusal
 from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
     call_of,

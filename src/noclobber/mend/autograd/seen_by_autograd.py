@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from noclobber.mend.change import Change, change
 from noclobber.mend.copies.clone_first import before_write
 from noclobber.mend.scene import Scene, hides
-from noclobber.model.finding import Edit
+from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
 from noclobber.syntax.edits import replace, undecorated
 from noclobber.syntax.names import dotted, has_stars, in_tuple, is_read_again, last_name

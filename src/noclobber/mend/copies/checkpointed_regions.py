@@ -14,8 +14,8 @@ from noclobber.mend.change import Change
 from noclobber.mend.copies.own_copies import ELSEWHERE, OWN, copies_of
 from noclobber.mend.holders.holding import keeps_nothing
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cause, Cure, Edit
-from noclobber.model.silent import Drift
+from noclobber.model.reports.finding import Cause, Cure, Edit
+from noclobber.model.seen.silent import Drift
 from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
 from noclobber.syntax.names import (

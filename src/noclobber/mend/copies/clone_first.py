@@ -20,8 +20,8 @@ from noclobber.mend.holders.holding import given_for, is_new, root_of
 from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
 from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cause, Cure, Edit
-from noclobber.model.silent import Undeclared
+from noclobber.model.reports.finding import Cause, Cure, Edit
+from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import append, cloned_before
 from noclobber.syntax.names import (
     called,

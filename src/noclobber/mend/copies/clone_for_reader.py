@@ -38,9 +38,9 @@ from noclobber.mend.holders.making import (
 )
 from noclobber.mend.holders.seen import is_in_comprehension
 from noclobber.mend.scene import Scene
-from noclobber.model.events import without_indexes
-from noclobber.model.finding import Cure
-from noclobber.model.operators import KEPT, NODES
+from noclobber.model.reports.finding import Cure
+from noclobber.model.seen.events import without_indexes
+from noclobber.model.seen.operators import KEPT, NODES
 from noclobber.model.units import listed
 from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from noclobber.mend.change import Change
 from noclobber.mend.holders.holding import given_for, is_read_last, root_of
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cause, Cure, Edit
-from noclobber.model.operators import SPLITS, VIEWS
+from noclobber.model.reports.finding import Cause, Cure, Edit
+from noclobber.model.seen.operators import SPLITS, VIEWS
 from noclobber.model.units import listed
 from noclobber.syntax.edits import append, replace, undecorated
 from noclobber.syntax.names import (

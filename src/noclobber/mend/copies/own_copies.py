@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure
-from noclobber.model.operators import VIEWS
+from noclobber.model.reports.finding import Cure
+from noclobber.model.seen.operators import VIEWS
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import (
     UNRECORDING,

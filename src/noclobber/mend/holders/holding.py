@@ -27,7 +27,7 @@ from noclobber.mend.holders.making import (
     passes_on,
 )
 from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
-from noclobber.model.operators import SPLITS
+from noclobber.model.seen.operators import SPLITS
 from noclobber.syntax.names import (
     called,
     called_by,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.operators import MAYBE_SAME, VIEWS
+from noclobber.model.seen.operators import MAYBE_SAME, VIEWS
 from noclobber.syntax.names import called, definition, dotted, is_declared, last_name, owner, unindexed, value_given
 from noclobber.syntax.tree import File, Function, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged

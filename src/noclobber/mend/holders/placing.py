@@ -7,7 +7,7 @@ import ast
 from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders
-from noclobber.model.events import without_indexes
+from noclobber.model.seen.events import without_indexes
 from noclobber.syntax.names import called, called_by, dotted, last_name, named, unindexed, uses
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, starts, walk
 from noclobber.syntax.writes import can_bind

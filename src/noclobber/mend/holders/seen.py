@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from noclobber.model.events import Holder, Refusal, without_indexes
-from noclobber.model.finding import Finding
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.events import Holder, Refusal, without_indexes
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.names import (
     call_of,

@@ -32,9 +32,9 @@ from noclobber.mend.holders.seen import are_over, holders_at
 from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
-from noclobber.model.events import Refusal, without_indexes
-from noclobber.model.finding import Cure, Edit
-from noclobber.model.operators import RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
+from noclobber.model.reports.finding import Cure, Edit
+from noclobber.model.seen.events import Refusal, without_indexes
+from noclobber.model.seen.operators import RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
 from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (

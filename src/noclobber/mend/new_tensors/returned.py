@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, root_of, writes_through
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cause, Cure, Edit
-from noclobber.model.silent import GradientWrite
+from noclobber.model.reports.finding import Cause, Cure, Edit
+from noclobber.model.seen.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
     bindings,

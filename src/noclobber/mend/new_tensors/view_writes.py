@@ -18,8 +18,8 @@ from noclobber.mend.holders.holding import is_new, keeps_nothing
 from noclobber.mend.holders.seen import holders_at, is_of
 from noclobber.mend.new_tensors.new_tensor import keeps_type
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure, Edit
-from noclobber.model.operators import VIEWS
+from noclobber.model.reports.finding import Cure, Edit
+from noclobber.model.seen.operators import VIEWS
 from noclobber.syntax.edits import before, cloned_before, remove, replace, rewritten
 from noclobber.syntax.names import (
     called,

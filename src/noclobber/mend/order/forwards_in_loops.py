@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS, function_called
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Edit
+from noclobber.model.reports.finding import Edit
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
 from noclobber.syntax.names import (
     called,

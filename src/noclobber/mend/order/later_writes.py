@@ -27,10 +27,10 @@ from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
 from noclobber.mend.order.steps import operands, together
 from noclobber.mend.scene import Scene
-from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Edit
-from noclobber.model.operators import SPLITS
-from noclobber.model.silent import Drift, LostHook
+from noclobber.model.reports.finding import Cure, Edit
+from noclobber.model.seen.events import Write
+from noclobber.model.seen.operators import SPLITS
+from noclobber.model.seen.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
     UNRECORDING,

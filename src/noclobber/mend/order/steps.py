@@ -33,7 +33,7 @@ from noclobber.mend.holders.making import (
     module_called,
 )
 from noclobber.mend.scene import Scene
-from noclobber.model.finding import Cure, Edit
+from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.source import Span
 from noclobber.syntax.edits import (
     after,

@@ -17,8 +17,8 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-from noclobber.model.error import ClobberError, UnsupportedTorch
-from noclobber.model.report import Lost
+from noclobber.model.reports.error import ClobberError, UnsupportedTorch
+from noclobber.model.reports.report import Lost
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.patches import Patches

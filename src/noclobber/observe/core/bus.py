@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
-from noclobber.model.events import Refusal
 from noclobber.model.forks import lock
-from noclobber.model.kept import Kept
-from noclobber.model.report import Lost
-from noclobber.model.silent import Event
+from noclobber.model.reports.error import ClobberError
+from noclobber.model.reports.kept import Kept
+from noclobber.model.reports.report import Lost
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.silent import Event
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.seen.records import Backward, here
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch
 
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import threads
 from noclobber.observe.core.boundary import Way

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.nn.parameter import is_lazy
 
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.collector import MANY, leave_out

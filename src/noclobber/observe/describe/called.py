@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 
 import torch
 
-from noclobber.model.events import MOST_CALLS
+from noclobber.model.seen.events import MOST_CALLS
 from noclobber.model.source import Owner, Site, is_plumbing, owner_of
 from noclobber.observe.describe.reachable import variables
 from noclobber.observe.torch_api import private

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from noclobber.model.events import Carried
+from noclobber.model.seen.events import Carried
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.describe.reachable import Held, reachable

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Carried, Read, Save, Tensor, Via, Write
-from noclobber.model.overlap import overlap
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Carried, Read, Save, Tensor, Via, Write
+from noclobber.model.seen.overlap import overlap
 from noclobber.observe.core.seen import handles, unread_saves
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import Memory

@@ -23,7 +23,7 @@ from weakref import getweakrefs
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noclobber.model.events import MOST_MODULES, Holder, without_indexes
+from noclobber.model.seen.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Refusal, Tensor
-from noclobber.model.silent import Drift
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Refusal, Tensor
+from noclobber.model.seen.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from noclobber.model.events import Kind
-from noclobber.model.overlap import overlap
+from noclobber.model.seen.events import Kind
+from noclobber.model.seen.overlap import overlap
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.torch_api.autograd.engine_state import backward_call
 from noclobber.observe.torch_api.dispatch import modes

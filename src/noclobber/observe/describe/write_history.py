@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from noclobber.model.events import Tensor, Write
+from noclobber.model.seen.events import Tensor, Write
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Record
 from noclobber.observe.describe import clobbers

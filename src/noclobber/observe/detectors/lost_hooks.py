@@ -8,8 +8,8 @@ from types import FrameType
 
 import torch
 
-from noclobber.model.events import Tensor
-from noclobber.model.silent import LostHook
+from noclobber.model.seen.events import Tensor
+from noclobber.model.seen.silent import LostHook
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.seen.records import Backward, Record, record

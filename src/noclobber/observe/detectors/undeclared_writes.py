@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from noclobber.model.events import Tensor, Write
-from noclobber.model.silent import Undeclared
+from noclobber.model.seen.events import Tensor, Write
+from noclobber.model.seen.silent import Undeclared
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.calls.custom_forwards import ForwardCall

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.model.events import Tensor, Via, Write
-from noclobber.model.silent import Untracked
+from noclobber.model.seen.events import Tensor, Via, Write
+from noclobber.model.seen.silent import Untracked
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context

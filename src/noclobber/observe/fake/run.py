@@ -12,18 +12,21 @@ from typing import Any
 import torch
 
 from noclobber.model.fake import STEPS, FakeOrder
-from noclobber.model.ledger import Peak
-from noclobber.model.report import Lost
+from noclobber.model.reports.ledger import Peak
+from noclobber.model.reports.report import Lost
 from noclobber.model.units import counted, few
-from noclobber.observe import subscription
+from noclobber.observe.arming import subscription
 from noclobber.observe.core.boundary import Way, is_own
-from noclobber.observe.fake import autocasts, classes, cuda, cudnn, devices, kernels, modules, outside, ranks, values
-from noclobber.observe.fake.batches import Batches
-from noclobber.observe.fake.checkpoints import Checkpoints
+from noclobber.observe.fake import modules, values
+from noclobber.observe.fake.data import outside
+from noclobber.observe.fake.data.batches import Batches
+from noclobber.observe.fake.data.checkpoints import Checkpoints
+from noclobber.observe.fake.gpu import autocasts, classes, cuda, cudnn, devices, kernels
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.mode import Mode
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
+from noclobber.observe.fake.world import ranks
 from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.patches import Patches

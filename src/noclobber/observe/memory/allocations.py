@@ -13,11 +13,11 @@ from weakref import ref
 
 import torch
 
-from noclobber.model.events import Tensor
 from noclobber.model.forks import lock
-from noclobber.model.hints import InPlaceCall, Opportunity, Spelling
-from noclobber.model.memory import Interval, falls
-from noclobber.model.operators import TWIN_IS_VIEW, WITHOUT_TWIN
+from noclobber.model.seen.events import Tensor
+from noclobber.model.seen.hints import InPlaceCall, Opportunity, Spelling
+from noclobber.model.seen.memory import Interval, falls
+from noclobber.model.seen.operators import TWIN_IS_VIEW, WITHOUT_TWIN
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.sites import Place, place_of, site_of

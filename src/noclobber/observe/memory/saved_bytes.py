@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from noclobber.model.forks import lock
-from noclobber.model.ledger import Entry, Ledger
+from noclobber.model.reports.ledger import Entry, Ledger
 from noclobber.model.source import source_line
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context

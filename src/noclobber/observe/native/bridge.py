@@ -13,7 +13,7 @@ from weakref import ref
 import torch
 
 from noclobber.model.forks import unlocked_in_child
-from noclobber.model.live_saves import LiveSaves
+from noclobber.model.seen.live_saves import LiveSaves
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles, reads, records, sites

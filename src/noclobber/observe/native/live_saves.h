@@ -1,4 +1,4 @@
-// The saves that autograd holds, by storage and byte range; as model/live_saves.py. A save becomes a Handle of Python's only
+// The saves that autograd holds, by storage and byte range; as model/seen/live_saves.py. A save becomes a Handle of Python's only
 // when something unusual happens to it: a write meets it, its bytes have changed, or somebody asks for it.
 #pragma once
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from noclobber.model.kept import Kept
+from noclobber.model.reports.kept import Kept
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle, Needed, Suspect, compare
 from noclobber.observe.core.seen.records import Record

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from noclobber.model.error import ClobberError
-from noclobber.model.report import Lost
+from noclobber.model.reports.error import ClobberError
+from noclobber.model.reports.report import Lost
 from noclobber.observe.core import threads
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.engine import listening

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
+from noclobber.model.seen.clobber import Clobber
 from noclobber.observe import policy
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import custom_backwards

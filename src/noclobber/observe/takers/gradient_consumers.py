@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from noclobber.model.events import Tensor
-from noclobber.model.silent import GradientWrite
+from noclobber.model.seen.events import Tensor
+from noclobber.model.seen.silent import GradientWrite
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.records import Backward

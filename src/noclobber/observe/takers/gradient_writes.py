@@ -10,8 +10,8 @@ from weakref import WeakSet
 
 import torch
 
-from noclobber.model.events import Write
-from noclobber.model.silent import GradientWrite
+from noclobber.model.seen.events import Write
+from noclobber.model.seen.silent import GradientWrite
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import Context

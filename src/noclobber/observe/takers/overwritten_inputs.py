@@ -18,8 +18,8 @@ from weakref import ref
 import torch
 from torch.nn.modules import module as modules
 
-from noclobber.model.operators import ACTIVATIONS
-from noclobber.model.silent import Overwritten
+from noclobber.model.seen.operators import ACTIVATIONS
+from noclobber.model.seen.silent import Overwritten
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.backward_calls import End
 from noclobber.observe.core.context import IN_GRAPH, Context, Look

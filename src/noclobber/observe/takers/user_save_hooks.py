@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.error import ClobberError
-from noclobber.model.events import Save, Write
+from noclobber.model.reports.error import ClobberError
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Save, Write
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe import policy
 from noclobber.observe.core import save_hooks, threads

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from noclobber.model.error import UnsupportedTorch
+from noclobber.model.reports.error import UnsupportedTorch
 from noclobber.observe.torch_api import releases
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from noclobber.model.error import UnsupportedTorch
+from noclobber.model.reports.error import UnsupportedTorch
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
 from noclobber.observe.torch_api.dispatch import modes, spare_key

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from noclobber.model.live_saves import EVERYWHERE, Span, meet
-from noclobber.model.overlap import Region, overlap
+from noclobber.model.seen.live_saves import EVERYWHERE, Span, meet
+from noclobber.model.seen.overlap import Region, overlap
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from noclobber.model.finding import Finding
-from noclobber.model.report import Report
-from noclobber.render import layout
-from noclobber.render.html.markup import painted
-from noclobber.render.ledger import table
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.report import Report
+from noclobber.render.markup import painted
+from noclobber.render.tables.ledger import table
+from noclobber.render.window import layout
 
 _PRE = (
     "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;font-size:13px;"

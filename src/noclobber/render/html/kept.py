@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from noclobber.model.ledger import Entry, Ledger, shown
+from noclobber.model.reports.ledger import Entry, Ledger, shown
 from noclobber.model.units import share, size
-from noclobber.render.html.markup import table
-from noclobber.render.ledger import place_of, summary
+from noclobber.render.markup import table
+from noclobber.render.tables.ledger import place_of, summary
 from noclobber.render.text import one_line
 
 RATIO = 3.0

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 
-from noclobber.model.finding import Finding
-from noclobber.model.page import PROGRAMS, Page
-from noclobber.model.report import Report
-from noclobber.render import layout
+from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.page import PROGRAMS, Page
+from noclobber.model.reports.report import Report
+from noclobber.render.formats.lines import by_code
 from noclobber.render.html.kept import kept_for_backward
-from noclobber.render.html.markup import painted, prose, sentence, table
 from noclobber.render.judged import beside, failure
-from noclobber.render.lines import by_code
-from noclobber.render.snippet import Row
+from noclobber.render.markup import painted, prose, sentence, table
 from noclobber.render.text import one_line, place_of_line, shown_path, told_command, visible
+from noclobber.render.window import layout
+from noclobber.render.window.snippet import Row
 
 NARROW = 58
 """Cells of a source window on a telephone: so many fit into 500 pixels."""

@@ -44,9 +44,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.finding import PUT_BACK, Finding
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import PUT_BACK, Finding
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.silent import Event
 from noclobber.model.units import counted
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason

@@ -35,9 +35,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.causes import cause
 from noclobber.rules.shared.labels import spelled
 from noclobber.rules.shared.story import story

@@ -39,9 +39,9 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Finding, Label, label
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cause, Finding, Label, label
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import account

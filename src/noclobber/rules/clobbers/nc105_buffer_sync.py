@@ -39,10 +39,10 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
+from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, in_parallel, overlapping
 from noclobber.rules.shared.keeps import reason

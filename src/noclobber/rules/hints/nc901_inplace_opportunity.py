@@ -36,9 +36,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from noclobber.model.finding import Edit, Finding, label
-from noclobber.model.hints import Opportunity
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Edit, Finding, label
+from noclobber.model.seen.hints import Opportunity
+from noclobber.model.seen.silent import Event
 from noclobber.model.units import share, size
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.wording import name_in_words, op_in_words

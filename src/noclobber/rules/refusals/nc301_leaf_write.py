@@ -41,8 +41,8 @@ from __future__ import annotations
 import ast
 from functools import partial
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.reports.finding import Cure, Suggestion
+from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import APPLIED, Text, blamed, named, writes_it
 from noclobber.rules.shared.wording import op_in_words

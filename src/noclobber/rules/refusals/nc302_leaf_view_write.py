@@ -37,8 +37,8 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.reports.finding import Cure, Suggestion
+from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.refusing import APPLIED, Text, blamed, named, writes_it
 from noclobber.rules.shared.writetext import is_applied, words_at, write_of, writes_part_of_result
 

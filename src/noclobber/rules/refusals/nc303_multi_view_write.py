@@ -36,9 +36,9 @@ from __future__ import annotations
 import ast
 from functools import partial
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Suggestion
-from noclobber.model.operators import SPLITS, TWIN_IS_VIEW
+from noclobber.model.reports.finding import Cure, Suggestion
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed, writes_it
 from noclobber.rules.shared.texts import A_VIEW, ITS_BASE

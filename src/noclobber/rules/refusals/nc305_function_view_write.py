@@ -37,8 +37,8 @@ from __future__ import annotations
 
 import re
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause
+from noclobber.model.reports.finding import Cause
+from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed, is_below, writes_it
 from noclobber.rules.shared.texts import A_VIEW, ITS_BASE, printed

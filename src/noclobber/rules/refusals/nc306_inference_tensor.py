@@ -36,8 +36,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.reports.finding import Cure, Suggestion
+from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import Text, blamed
 from noclobber.rules.shared.writetext import is_rebindable, write_of

@@ -33,8 +33,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Suggestion
+from noclobber.model.reports.finding import Cause, Cure, Suggestion
+from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed
 from noclobber.rules.shared.writetext import is_rebindable, write_of

@@ -31,9 +31,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.refusing import Text, blamed, refused
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import write_of

@@ -29,7 +29,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.reports.finding import Cure, Suggestion
 from noclobber.rules.shared.refusing import Text
 
 TEXTS = (

@@ -38,9 +38,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Finding, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cause, Cure, Finding, Suggestion
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.refusing import Text, refused
 
 _ONCE = "under `vmap` the written tensor exists once, but the value exists once for each sample"

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from noclobber.model.finding import Cure, Suggestion
+from noclobber.model.reports.finding import Cure, Suggestion
 from noclobber.rules.shared.refusing import APPLIED, Text, applied
 
 _BECOMES = "an input that is marked dirty becomes the result of the Function, with its history"

@@ -29,7 +29,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.events import Refusal
+from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.refusing import Text, writes_it
 from noclobber.rules.shared.wording import op_in_words
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from noclobber.model.finding import Cause, Finding, Label, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cause, Finding, Label, Suggestion
+from noclobber.model.seen.silent import Event
 
 Help = str | Suggestion
 """What to do: words alone, or words that say which kind of change they are."""

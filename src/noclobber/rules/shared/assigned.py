@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from noclobber.model.silent import Moved
+from noclobber.model.seen.silent import Moved
 from noclobber.model.source import Span
 from noclobber.syntax.names import dotted
 from noclobber.syntax.tree import FUNCTION, File, Placed, file_at, walk

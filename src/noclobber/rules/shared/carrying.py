@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import CodeType
 
-from noclobber.model.events import Carried, Refusal
-from noclobber.model.finding import Label
+from noclobber.model.reports.finding import Label
+from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site, Span, source_line
 from noclobber.syntax.names import (
     called,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.rules.shared.writetext import write_of
 from noclobber.syntax.writes import Form

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noclobber.model.events import Save
-from noclobber.model.operators import kept_by
+from noclobber.model.seen.events import Save
+from noclobber.model.seen.operators import kept_by
 from noclobber.rules.shared.wording import field_in_words, is_compiled, is_custom, node_in_words, stem
 
 

@@ -8,8 +8,8 @@ import os
 import re
 from types import CodeType
 
-from noclobber.model.events import Handed, Read, Save, Tensor, Write
-from noclobber.model.finding import Label, Role, label
+from noclobber.model.reports.finding import Label, Role, label
+from noclobber.model.seen.events import Handed, Read, Save, Tensor, Write
 from noclobber.model.source import Owner, Site, cell_of, owner_of
 from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op_in_words, version_in_words
 from noclobber.syntax.tree import statement_of

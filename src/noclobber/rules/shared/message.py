@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from noclobber.model.operators import kept_by
+from noclobber.model.seen.operators import kept_by
 from noclobber.model.units import counted
 from noclobber.rules import Rule, catalogue, rule_of, rule_of_message
 from noclobber.rules.shared.keeps import row_of

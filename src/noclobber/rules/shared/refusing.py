@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from noclobber.model.events import Refusal
-from noclobber.model.finding import Cause, Cure, Finding, Label, Role, Suggestion, label
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cause, Cure, Finding, Label, Role, Suggestion, label
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import inside_label, subject

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Literal
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
-from noclobber.model.finding import PUT_BACK, Cure, Suggestion
+from noclobber.model.reports.finding import PUT_BACK, Cure, Suggestion
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
 from noclobber.model.source import Site
 from noclobber.rules.shared.carrying import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words

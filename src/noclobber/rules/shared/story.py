@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
-from noclobber.model.finding import Finding, Label
+from noclobber.model.reports.finding import Finding, Label
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
 from noclobber.model.units import counted, listed
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import (

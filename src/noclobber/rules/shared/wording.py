@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from noclobber.model.events import Save, Tensor, Write
+from noclobber.model.seen.events import Save, Tensor, Write
 
 WRITE_TO_VIEW = "torch::autograd::CopySlices"
 """The node of a write to a view, by whatever operator."""

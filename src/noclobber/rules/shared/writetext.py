@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.operators import ACTIVATIONS
+from noclobber.model.seen.operators import ACTIVATIONS
 from noclobber.model.source import Site
 from noclobber.syntax.names import (
     bound_by_loop,

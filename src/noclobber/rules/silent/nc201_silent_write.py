@@ -37,10 +37,10 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Save, Write
-from noclobber.model.finding import Finding
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Save, Write
+from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.story import story

@@ -40,10 +40,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
+from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
 from noclobber.rules.shared.keeps import reason

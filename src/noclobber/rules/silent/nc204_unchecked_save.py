@@ -47,9 +47,9 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Finding
-from noclobber.model.silent import Event
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import known, same_line

@@ -58,9 +58,9 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cause, Cure, Finding, Suggestion, label_at
-from noclobber.model.silent import Drift, Event, Moved
+from noclobber.model.reports.finding import Cause, Cure, Finding, Suggestion, label_at
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.silent import Drift, Event, Moved
 from noclobber.model.source import Site
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.assigned import assignment, is_read

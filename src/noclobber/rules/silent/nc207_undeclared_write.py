@@ -58,9 +58,9 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event, Undeclared
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.silent import Event, Undeclared
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason

@@ -45,9 +45,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from noclobber.model.events import Write
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event, Untracked
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.events import Write
+from noclobber.model.seen.silent import Event, Untracked
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words

@@ -38,8 +38,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding
-from noclobber.model.silent import Event, Overwritten
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.silent import Event, Overwritten
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.labels import reader_in_words, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words

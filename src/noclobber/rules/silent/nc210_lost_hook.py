@@ -37,8 +37,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Finding
-from noclobber.model.silent import Event, LostHook
+from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.silent import Event, LostHook
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.labels import known, write_and_read
 from noclobber.rules.shared.wording import name_in_words

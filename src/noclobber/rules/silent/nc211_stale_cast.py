@@ -43,8 +43,8 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.finding import Cure, Finding, Suggestion
-from noclobber.model.silent import Event, StaleCast
+from noclobber.model.reports.finding import Cure, Finding, Suggestion
+from noclobber.model.seen.silent import Event, StaleCast
 from noclobber.rules.shared.account import account
 from noclobber.rules.shared.labels import known, same_line, spelled, where, write_and_read
 from noclobber.rules.shared.wording import name_in_words

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from noclobber.model.error import ClobberError
 from noclobber.model.forks import lock
+from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls.watchers import ALWAYS, Watchers, finish
 from noclobber.observe.core.seen.records import Backward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core.boundary import Way
 
 Args = TypeVarTuple("Args")

@@ -8,7 +8,7 @@ from weakref import ref
 
 import torch
 
-from noclobber.model.live_saves import LiveSaves
+from noclobber.model.seen.live_saves import LiveSaves
 from noclobber.observe.core.seen.records import Record, latest
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.torch_api.autograd import graph, native_saves

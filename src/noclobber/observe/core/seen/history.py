@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
-from noclobber.model.events import Tensor, Write
 from noclobber.model.forks import lock
-from noclobber.model.live_saves import EVERYWHERE, LiveSaves
+from noclobber.model.seen.events import Tensor, Write
+from noclobber.model.seen.live_saves import EVERYWHERE, LiveSaves
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.hot_path import HotPath

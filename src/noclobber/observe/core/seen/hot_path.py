@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from noclobber.model.events import Step
+from noclobber.model.seen.events import Step
 from noclobber.observe.core.seen.records import Record
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.torch_api.autograd.hook_stack import Pair

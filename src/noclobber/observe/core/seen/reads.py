@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from noclobber.model.silent import Moved
+from noclobber.model.seen.silent import Moved
 from noclobber.model.source import Owner, owner_of
 
 _DEEPEST = 5

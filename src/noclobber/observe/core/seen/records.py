@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from noclobber.model.events import Holder, Step
+from noclobber.model.seen.events import Holder, Step
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.sites import Place, place_of
 from noclobber.observe.core.seen.written import Written

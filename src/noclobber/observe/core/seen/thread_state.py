@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from weakref import ref
 
-from noclobber.model.events import Step
+from noclobber.model.seen.events import Step
 from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.context import After, Context
 from noclobber.observe.core.seen.sites import place_of

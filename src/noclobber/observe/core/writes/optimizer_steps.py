@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from noclobber.model.events import Step
+from noclobber.model.seen.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Stepped, moment, record

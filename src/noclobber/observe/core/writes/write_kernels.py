@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from noclobber.model.error import UnsupportedTorch
+from noclobber.model.reports.error import UnsupportedTorch
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.written import NUMBERS_AS_TENSORS, RECURRENT, Written, makes_many_views, written_by

@@ -8,7 +8,7 @@ from sys import getrefcount
 
 import torch
 
-from noclobber.model.live_saves import EVERYWHERE
+from noclobber.model.seen.live_saves import EVERYWHERE
 from noclobber.observe.core.context import IN_GRAPH, After, Context
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import MOST_LOOKS

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.save_hooks import are_ours

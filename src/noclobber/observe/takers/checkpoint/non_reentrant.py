@@ -13,7 +13,7 @@ from weakref import ref
 import torch
 import torch.utils.checkpoint
 
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core import engine
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 import torch.utils.checkpoint
 
-from noclobber.model.error import ClobberError
+from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import reads

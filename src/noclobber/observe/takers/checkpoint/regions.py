@@ -15,9 +15,9 @@ from weakref import ref
 
 import torch
 
-from noclobber.model.clobber import Clobber
-from noclobber.model.events import Read, Save, Tensor, Write
-from noclobber.model.silent import Drift
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Save, Tensor, Write
+from noclobber.model.seen.silent import Drift
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
-from noclobber.model.error import UnsupportedTorch
+from noclobber.model.reports.error import UnsupportedTorch
 from noclobber.observe.torch_api import before_2_12, private
 from noclobber.observe.torch_api.tensors import storages
 

@@ -1,0 +1,1 @@
+"""Runs of a program for evidence, each in its own process."""

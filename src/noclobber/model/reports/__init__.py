@@ -1,0 +1,1 @@
+"""What is told of it: findings, reports, processes, ledgers."""

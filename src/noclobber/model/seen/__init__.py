@@ -1,0 +1,1 @@
+"""What happened in a program: saves, writes, reads, and what they tell of memory."""

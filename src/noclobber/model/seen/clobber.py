@@ -1,0 +1,34 @@
+"""Clobber: a save, the writes that changed its bytes, and the read that then got other bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noclobber.model.seen.events import Carried, Read, Save, Write
+
+
+@dataclass(frozen=True, slots=True)
+class Clobber:
+    """A save, the writes that changed its bytes after it was saved, and the read that then got other bytes.
+
+    `current` is the version at read; equal to `save.version` where nothing counted the write (PyTorch stays silent).
+    `message` is the error that PyTorch raises, None where it stays silent. `restored`: something has put the bytes back
+    that were saved, as fingerprints show. `stopped`: noclobber has stopped the write before it happened.
+    """
+
+    save: Save
+    writes: tuple[Write, ...]
+    read: Read
+    current: int
+    message: str | None = None
+    restored: bool = False
+    stopped: bool = False
+    carried: tuple[Carried, ...] = ()
+    are_all_carried: bool = False
+    """As of a `Refusal`, for a graph that is older than the last backward of the line, and whose weights were stepped.
+    """
+
+    @property
+    def raised(self) -> bool:
+        """Whether PyTorch itself notices."""
+        return self.message is not None

@@ -1,0 +1,140 @@
+"""Frozen records of other silent errors than a clobbered save: drift, gradient writes, lost hooks, stale casts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Read, Refusal, Save, Tensor, Write
+from noclobber.model.seen.hints import Hint
+from noclobber.model.source import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A plain value that a checkpointed region reads and that differs in its second run.
+
+    `name` is "cache.pos", `attribute` its last part, empty for an item of a list or dict. `was` and `now` say the value
+    at the beginning of both runs: "0", "None", "a tensor", "another tensor", "2 long".
+    """
+
+    name: str
+    attribute: str
+    was: str
+    now: str
+    is_variable: bool = False
+    """True for a variable: a global, or a name that the region's function closes over."""
+    owner: str = ""
+    """The name of the class of the object that holds the attribute, if known."""
+    replaced: bool = False
+    """True if that object is another one now."""
+    rebound: bool = True
+    """False if the attribute or variable still holds the same object, which itself has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A checkpointed region ran again for backward and gave other bytes than in forward.
+
+    `region` is the call of `checkpoint`; `save` the first tensor that differs (of a reentrant region an output), with
+    the place in forward where it was saved; `writes` are those since then to what the region reads, when known. If all
+    of them are its own, made in both runs, `repeated` is True. `moved` are plain values that differ, and `sources` the
+    user's files that may set them. `unfilled`: the second run stopped after the save and before the operator had made
+    what it saved.
+    """
+
+    region: Site | None
+    save: Save
+    writes: tuple[Write, ...]
+    read: Read
+    reentrant: bool = False
+    unfilled: bool = False
+    repeated: bool = False
+    moved: tuple[Moved, ...] = ()
+    sources: tuple[str, ...] = ()
+    raised: str = ""
+    """The name of the exception that the second run raised, if it did; `save` is empty then."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientWrite:
+    """Code that runs in backward wrote into a gradient that another part of the graph still gets.
+
+    `by` is what it was, `name` the name of the Function or of the hook's own function.
+    """
+
+    write: Write
+    by: Literal["function", "hook"]
+    name: str
+    read: Read
+    registered: Site | None = None
+    """Where the hook was registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undeclared:
+    """A custom Function, or an operator, wrote an input that is in the graph, and did not say so with `mark_dirty`.
+
+    `beside`: it wrote memory that it was given, and what an earlier call returned lies there too.
+    """
+
+    function: str
+    write: Write
+    call: Site | None
+    """The `.apply` line."""
+    beside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Untracked:
+    """A tensor in the graph got values that autograd does not know about, and backward then went through it.
+
+    `how`: under `no_grad` or `inference_mode`, through `.data`, or by `t.data = u`. `source` is the value written,
+    where that itself is in a graph, which is cut off there; None where the write has its own derivative (`mul_`,
+    `relu_`): it is left out.
+    """
+
+    write: Write
+    how: Literal["no_grad", "inference_mode", "data", "assigned"]
+    tensor: Tensor
+    read: Read
+    source: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """A gradient is taken with respect to a tensor that was overwritten: it is the gradient of the new value."""
+
+    tensor: Tensor
+    write: Write
+    read: Read
+
+
+@dataclass(frozen=True, slots=True)
+class LostHook:
+    """A tensor that is a view was overwritten, and the hooks that were registered on it before do not run any more."""
+
+    tensor: Tensor
+    hook: Site | None
+    write: Write
+    read: Read
+
+
+@dataclass(frozen=True, slots=True)
+class StaleCast:
+    """A forward used autocast's cast of a leaf, `tensor`, that was made before a write changed the leaf.
+
+    `cast` is where autocast made and kept it, `used` the forward that used it after the write.
+    """
+
+    tensor: Tensor
+    dtype: str
+    cast: Site | None
+    write: Write
+    used: Site | None
+    read: Read
+
+
+Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook | StaleCast | Hint
+"""Whatever a rule may explain."""

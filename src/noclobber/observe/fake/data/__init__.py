@@ -1,0 +1,1 @@
+"""What comes from outside into a fake run: batches, weights in files, loaders."""

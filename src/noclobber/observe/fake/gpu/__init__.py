@@ -1,0 +1,1 @@
+"""A GPU that is played: what `torch.cuda` answers, and what its kernels keep."""

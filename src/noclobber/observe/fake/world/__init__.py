@@ -1,0 +1,1 @@
+"""One rank of many, whose neighbours are not there."""

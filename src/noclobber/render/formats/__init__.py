@@ -1,0 +1,1 @@
+"""One file a format: a Report in, a string out."""

@@ -1,0 +1,1 @@
+"""What has no window: pages, ledgers, operators, probes."""

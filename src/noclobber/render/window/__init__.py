@@ -1,0 +1,1 @@
+"""A finding as rustc draws it: the rows of its window, measured in cells."""

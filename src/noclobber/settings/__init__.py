@@ -1,0 +1,1 @@
+"""Which findings count, and what a person says of that: options, settings, comments, baselines."""
