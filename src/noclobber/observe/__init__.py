@@ -1,9 +1,8 @@
 """Everything that looks at a running PyTorch program; the only folder that imports torch. This page is its map.
 
-recorder        who listens, and all that watches for them: attached for the first, detached after the last
-subscription    what the folders above ask: to listen, what is covered, what an error is about
+arming/         who listens, and all that watches for them (recorder); what the folders above ask: to listen, what is
+                covered, what an error is about (subscription); what Python's part has cost (own_cost)
 policy          what happens about a changed save: it is noted and reported, the write is stopped, or the bytes are kept
-own_cost        what watching by Python has cost in a run, and what the native part would leave of that
 torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
 witness/        the one idea: what the bytes of a tensor were, and whether they are so still. Digests, layouts
 core/           what all the rest uses: context, bus, threads, hooks on saves
@@ -14,9 +13,9 @@ native/         takes the usual saves and writes in C++, where it was built, and
 describe/       from records to the model: clobbers, refusals, names of tensors and states, PyTorch's own words
 takers/         who takes a witness, and looks at it again: saves, hooks, ctx, gradients, inputs, checkpointed regions
 detectors/      the ways of going wrong that change no witness, one file each
+  foreign_memory/ memory that others write without torch: numpy, DLPack, forked children
 transparent/    keeps the program as it is, and finds nothing: named dimensions, jit, swaps, hooks on saves
 memory/         the bytes of tensors: those that saves keep, for the ledger; all of them, for hints; the measured peak
-foreign_memory/ memory that others write without torch: numpy, DLPack, forked children
 fake/           a run without values: shapes, storages and versions, and stand-ins for what is asked
 preserve/       keeps the bytes that backward needs, before a write changes them
 gradient_trace/ the gradients that `fix` compares, and what the program keeps
@@ -49,7 +48,7 @@ Where the native part is on, a usual save, write or step of an optimizer stays i
 A save gets its `Handle` when somebody asks the live table for it, or when its version or its bytes have changed at the
 read. A write becomes a `Record` when somebody reads the history. All else goes the two ways above.
 
-The way of foreign memory. Writes of numpy and its like meet no kernel. `foreign_memory/exports` notices who hands
+The way of foreign memory. Writes of numpy and its like meet no kernel. `exports` (`detectors/foreign_memory`) notices who hands
 memory out, `line_tracer` stops after each line of the user, and `byte_monitor` compares the bytes there.
 `exported_saves` puts the three together. The finding is made when backward reads the save. On a device a save gets its
 fingerprint only once its memory is out, or `unseen_writers` knows of code that need not ask for it.
