@@ -125,6 +125,22 @@ def _waves(w):
 
 
 SOUND = {
+    "a comparison in place, which keeps the type": """
+def run():
+    h = (x @ w).exp()
+    y = h * h
+    h = h.gt_(1)
+    (y + (1 - h) * x).sum().backward()
+""",
+    "one name for both values of a statement": """
+base = torch.ones(3, 4, dtype=torch.float64)
+def run():
+    k = (x @ w).tanh()
+    h, h = (x @ w).exp(), k
+    y = h * h
+    h *= 2
+    (y + h * k).sum().backward()
+""",
     "a pack hook that fills its slots in turn": """
 slots = [torch.empty(12, dtype=torch.float64) for _ in range(2)]
 turns = []
@@ -1791,6 +1807,121 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "the whole of parts that another block makes": """
+def run():
+    packed = x @ w
+    if packed.shape[0] > 1:
+        a, b = packed.split(2, dim=-1)
+    packed.mul_(2)
+    (a * b).sum().backward()
+""",
+    "the whole of parts, given another shape": """
+def run():
+    packed = (x @ w)[:, :3]
+    a, b, c = packed.split(1, dim=-1)
+    packed.t_()
+    (a * b * c).sum().backward()
+""",
+    "the whole of parts whose sizes change before it is written": """
+sizes = [1, 3]
+def run():
+    packed = x @ w
+    a, b = packed.split(sizes, dim=-1)
+    sizes.reverse()
+    packed.mul_(2)
+    (a.sum() * b.sum()).backward()
+""",
+    "the whole of parts that are made twice": """
+def run():
+    packed = x @ w
+    a, b = packed.split(2, dim=-1)
+    c, d = packed.split(2, dim=-1)
+    packed.mul_(2)
+    (a * b * c * d).sum().backward()
+""",
+    "a step by hand beside a penalty of gradients": """
+def run():
+    params = [x, w]
+    loss = (x @ w).square().sum()
+    torch.autograd.grad(loss, x, create_graph=True)[0].square().sum().backward()
+    for i in range(2):
+        params[i] -= 0.1 * params[i].grad * w.sum()
+    (x @ w).sum().backward()
+""",
+    "a moving average of weights in a dict": """
+def run():
+    average = dict(w=w)
+    (grad,) = torch.autograd.grad((x @ w).square().sum(), x, create_graph=True)
+    average["w"] += 0.1 * (grad.sum() * 0 + x.mean() - average["w"])
+    (x @ w).sum().backward()
+""",
+    "a slot that a pack hook gives away before it fills it": """
+slots = [torch.zeros(12, dtype=torch.float64) for _ in range(2)]
+turns = []
+def pack(saved):
+    turns.append(saved)
+    slot = slots[len(turns) % 2]
+    if saved.numel() > 12:
+        return slot, saved.shape
+    slot.copy_(saved.detach().reshape(-1))
+    return slot, saved.shape
+def unpack(kept):
+    slot, shape = kept
+    return slot.view(shape)
+def run():
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        y = (x * 2).exp().sin().cos()
+    (y.sum() + (x @ w).sum()).backward()
+""",
+    "a slot by which an unpack hook looks something up": """
+slots = [torch.zeros(12, dtype=torch.float64) for _ in range(2)]
+turns, shapes = [], {}
+def pack(saved):
+    turns.append(saved)
+    slot = slots[len(turns) % 2]
+    slot.copy_(saved.detach().reshape(-1))
+    shapes[id(slot)] = saved.shape
+    return slot
+def unpack(slot):
+    return slot.view(shapes[id(slot)])
+def run():
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        y = (x * 2).exp().sin().cos()
+    (y.sum() + (x @ w).sum()).backward()
+""",
+    "a save that each turn of a backward writes under another name": """
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        s = torch.sigmoid(h)
+        ctx.save_for_backward(s)
+        return 2 * s
+    @staticmethod
+    def backward(ctx, g):
+        (s,) = ctx.saved_tensors
+        for _ in range(2):
+            slope = s.mul_(0.5)
+        return g * slope
+def run():
+    y = Gate.apply(x @ w)
+    y.sum().backward(retain_graph=True)
+    y.square().sum().backward()
+""",
+    "a Function that writes its own save": """
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.exp()
+    @staticmethod
+    def backward(ctx, g):
+        (h,) = ctx.saved_tensors
+        return g * h.exp_()
+def run():
+    y = Exp.apply(x @ w)
+    y.sum().backward(retain_graph=True)
+    y.square().sum().backward()
+""",
     "a pack hook that keeps its slot too": """
 slots = [torch.empty(12, dtype=torch.float64) for _ in range(2)]
 turns = []

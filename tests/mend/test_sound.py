@@ -186,3 +186,41 @@ def test_each_finding_shows_its_own_change(tmp_path):
     lines = [{edit.span.line for edit in one.suggestions[0].edits} for one in findings]
     assert all(lines)
     assert lines[0].isdisjoint(lines[1])
+
+
+CAST = """
+import torch
+net = torch.nn.Linear(3, 1)
+def run():
+    with {}:
+        for _ in range(2):
+            net.weight.grad = None
+            net(torch.ones(2, 3)).sum().backward()
+            with torch.no_grad():
+                net.weight.sub_(0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("entered", "mended"),
+    [
+        ('torch.autocast("cpu", dtype=torch.bfloat16)', True),
+        ('torch.autocast("cpu", torch.bfloat16, True)', False),
+        ('torch.autocast("cpu", dtype=torch.bfloat16, **{"enabled": True})', False),
+        (
+            'torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False), torch.autocast("cpu")',
+            False,
+        ),
+    ],
+)
+def test_an_autocast_that_is_known_keeps_no_cast(tmp_path, entered, mended):
+    program = Program(tmp_path, CAST.format(entered))
+    stale = [one for one in program.findings() if one.code == "NC211"]
+    assert stale
+    edits = {edit for one in stale for help in one.suggestions for edit in help.edits}
+    assert bool(edits) is mended
+    if mended:
+        again = Program(tmp_path, CAST.format(entered))
+        again.text = applied(program.text, edits)
+        assert "cache_enabled=False" in again.text
+        assert not again.findings()

@@ -47,9 +47,8 @@ def test_a_repeated_backward_is_summed() -> None:
 
 def test_a_graph_is_not_retained_over_a_step() -> None:
     program = Program("def update(loss, opt):\n    loss.backward()\n    opt.step()\n")
-    finding = explain(
-        Refusal(MESSAGE, program.at("loss.backward()"), call="backward", repeated_root=False, shared=True)
-    )
+    site = program.at("loss.backward()")
+    finding = explain(Refusal(MESSAGE, site, call="backward", repeated_root=False, shared=True, freed=site))
     assert finding is not None
     assert [one.message for one in finding.suggestions] == [
         "sum the losses and call `backward` once, before the steps",

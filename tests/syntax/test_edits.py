@@ -125,6 +125,8 @@ def test_a_comment_goes_with_its_statement() -> None:
         ("f((a))", "f((a), k=1)"),
         ("f(\n    a,\n)", "f(\n    a,\n k=1)"),
         ("f(\n    a\n)", "f(\n    a, k=1\n)"),
+        ("f(\n    a,  # why\n)", "f(\n    a,  # why\n k=1)"),
+        ("f(\n    a  # why, and more\n)", "f(\n    a, k=1  # why, and more\n)"),
     ],
 )
 def test_a_call_gets_an_argument(call: str, wanted: str) -> None:

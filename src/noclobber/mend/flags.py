@@ -21,14 +21,14 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.holders.holding import holds_alone, is_new
 from noclobber.mend.holders.making import module_called, module_writes, parts_of
 from noclobber.mend.holders.seen import holders_at
-from noclobber.mend.scene import Scene
+from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit, Finding
 from noclobber.model.seen.hints import Opportunity
 from noclobber.model.seen.silent import StaleCast
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
 from noclobber.syntax.in_place import in_place, with_flag
-from noclobber.syntax.names import arguments, called, calls, dotted, is_read_again, keyword, last_name
-from noclobber.syntax.tree import File, Place, starts, walk
+from noclobber.syntax.names import arguments, called, calls, dotted, has_stars, is_read_again, keyword, last_name
+from noclobber.syntax.tree import WITH, File, Place, starts, walk
 from noclobber.syntax.writes import FLAG_AT, is_flagged, write_at, writes
 
 _OF_OP = {
@@ -85,14 +85,49 @@ def _unsynced(scene: Scene) -> Iterator[Change]:
 
 
 def without_cache(scene: Scene) -> Iterator[Change]:
-    """`cache_enabled=False` for the only `torch.autocast` of the files of a finding."""
+    """`cache_enabled=False` for the only `torch.autocast` of the files of a finding, where what it runs has used the
+    cast."""
     if not isinstance(scene.finding.event, StaleCast):
         return
-    entered = [(file, one) for file in scene.files() for one in calls(file.tree, "autocast")]
-    for file, call in entered if len(entered) == 1 else ():
-        if keyword(call, "cache_enabled") is None and not any(isinstance(one, ast.Starred) for one in call.args):
-            edit = with_argument(file, call, "cache_enabled=False")
-            yield Change("let autocast keep no casts", (edit,), 1, Cure.FLAG, is_sound=True)
+    files = scene.files()
+    named = [(file, one) for file in files for one in walk(file.tree, ast.Name, ast.Attribute, ast.alias)]
+    named = [(file, one) for file, one in named if "autocast" in _name_in(one)]
+    entered = [(file, one) for file in files for one in calls(file.tree, "autocast") if _is_autocast(file, one)]
+    uses = [one for _, one in named if not isinstance(one, ast.alias)]
+    if len(entered) != 1 or len(uses) != 1 or has_stars(entered[0][1]) or len(entered[0][1].args) > 1:
+        return
+    file, call = entered[0]
+    block = next((one for one in file.around(call) if isinstance(one, WITH)), None)
+    run = [block, *run_by(scene, block)] if block is not None and call in _heads(block) else []
+    used = [one.node for one in scene.places("read")]
+    is_run = bool(used) and all(any(one in ast.walk(each) for each in run) for one in used)
+    if is_run and keyword(call, "cache_enabled") is None and keyword(call, "enabled") is None:
+        edit = with_argument(file, call, "cache_enabled=False")
+        yield Change("let autocast keep no casts", (edit,), 1, Cure.FLAG, is_sound=True)
+
+
+def _name_in(node: ast.AST) -> str:
+    """The name of a use, or that by which something is imported."""
+    return f"{node.name} {node.asname or ''}" if isinstance(node, ast.alias) else last_name(node)
+
+
+def _heads(block: ast.With | ast.AsyncWith) -> list[ast.expr]:
+    return [one.context_expr for one in block.items]
+
+
+def _is_autocast(file: File, call: ast.Call) -> bool:
+    """Return True for `torch.autocast(...)` and its like, also imported by name."""
+    imported = [
+        alias.name
+        for row in walk(file.tree, ast.ImportFrom)
+        if (row.module or "").partition(".")[0] == "torch"
+        for alias in row.names
+    ]
+    name = dotted(call.func)
+    return name in _AUTOCASTS or (name == "autocast" and name in imported)
+
+
+_AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
 
 
 def _calls_of(file: File, call: ast.Call) -> list[ast.Call]:

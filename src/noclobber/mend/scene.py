@@ -12,11 +12,15 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 from noclobber.model.source import Owner, Span, owner_of, source_text
-from noclobber.syntax.names import optimizer_of
-from noclobber.syntax.tree import LONGEST, File, Place, Placed, last_line, parse, walk
+from noclobber.syntax.names import called, names_used, optimizer_of
+from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
 
 Read = Callable[[str], str]
+_WIDE = ("float32", "float64", "complex64", "complex128")
+_SINGLE = ("float32", "complex64")
+_WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
+"""Names by which a file may make tensors of a wider type."""
 
 
 def as_it_ran(path: str) -> str:
@@ -181,6 +185,12 @@ class Scene:
         names = [op.split("::")[-1].split(".default")[0] for op in ops]
         return list(dict.fromkeys(name for name in names if name))
 
+    def keeps_type(self, file: File) -> bool:
+        """Return True if out of place the result has the element type of the tensor too, as no operand has a wider
+        one."""
+        dtype = self.finding.tensor.dtype.removeprefix("torch.") if self.finding.tensor is not None else ""
+        return dtype in _WIDE and (dtype not in _SINGLE or _WIDER.isdisjoint(names_used(file.tree)))
+
     def files(self) -> list[File]:
         """The files of the user's own labels, then the modules that these import from beside them."""
         paths = list(dict.fromkeys(one.span.path for one in self.finding.labels if one.role != "inside"))
@@ -204,6 +214,16 @@ def _imported(file: File) -> Iterator[str]:
             parts = name.split(".")
             yield os.path.join(folder, *parts) + ".py"
             yield os.path.join(folder, *parts, "__init__.py")
+
+
+def run_by(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> Iterator[ast.AST]:
+    """The functions and classes of the program's files that a statement may run, by their names."""
+    names = {called(one) for one in walk(node, ast.Call)} - known
+    made = (one for file in scene.files() for one in (*functions(file.tree), *walk(file.tree, ast.ClassDef)))
+    for one in made:
+        if one.name in names:
+            yield one
+            yield from run_by(scene, one, known | names)
 
 
 def hides(target: ast.expr | None) -> list[ast.Attribute]:

@@ -48,10 +48,10 @@ Where the native part is on, a usual save, write or step of an optimizer stays i
 A save gets its `Handle` when somebody asks the live table for it, or when its version or its bytes have changed at the
 read. A write becomes a `Record` when somebody reads the history. All else goes the two ways above.
 
-The way of foreign memory. Writes of numpy and its like meet no kernel. `exports` (`detectors/foreign_memory`) notices who hands
-memory out, `line_tracer` stops after each line of the user, and `byte_monitor` compares the bytes there.
-`exported_saves` puts the three together. The finding is made when backward reads the save. On a device a save gets its
-fingerprint only once its memory is out, or `unseen_writers` knows of code that need not ask for it.
+The way of foreign memory. Writes of numpy and its like meet no kernel. In `detectors/foreign_memory`, `exports`
+notices who hands memory out, `line_tracer` stops after each line of the user, and `byte_monitor` compares the bytes
+there. `exported_saves` puts the three together. The finding is made when backward reads the save. On a device a save
+gets its fingerprint only once its memory is out, or `unseen_writers` knows of code that need not ask for it.
 
 The way of a checkpointed region. `takers/checkpoint/instrument` arms two ways: `non_reentrant` compares each save of
 the second run with forward, `reentrant` compares what the second run returns. `regions.CheckpointRegion` holds the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 
 from noclobber.model.reports.finding import Edit
@@ -128,6 +129,7 @@ def with_argument(file: File, call: ast.Call, text: str) -> Edit:
         return insert(file, span.end_line, span.end_column - 1, text)
     last = file.span(max(given, key=starts))
     rest = file.slice(Span(file.path, last.end_line, last.end_column, span.end_line, span.end_column))
+    rest = re.sub(r"#.*", "", rest)
     if "," in rest or ")" in rest[:-1]:
         joint = " " if rest.rstrip(")").rstrip().endswith(",") else ", "
         return insert(file, span.end_line, span.end_column - 1, joint + text)

@@ -302,20 +302,20 @@ def optimizer_of(statement: ast.stmt) -> str:
 
 def differentiates(file: File) -> bool:
     """Whether a program differentiates through its own gradients."""
-    return any(one.arg == "create_graph" for one in walk(file.tree, ast.keyword))
+    given = (one.value for one in walk(file.tree, ast.keyword) if one.arg == "create_graph")
+    return not all(isinstance(one, ast.Constant) and one.value is False for one in given)
 
 
 def definition(file: File, use: ast.AST | None, at: ast.AST) -> ast.expr | None:
     """The value last assigned to a plain name above a node, in the same function; None where it is not plain."""
-    found = None
-    for one in walk(file.scope(at), ast.stmt) if isinstance(use, ast.Name) else ():
-        if not isinstance(one, (ast.Assign, ast.AnnAssign)):
-            continue
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-        plain = len(targets) == 1 and isinstance(targets[0], ast.Name)
-        if plain and one.lineno < getattr(at, "lineno", 0) and dotted(targets[0]) == dotted(use):
-            found = one.value
-    return found
+    stored = uses(file.scope(at), use.id, ast.Store) if isinstance(use, ast.Name) else []
+    rows = [(one, file.nearest(one, ast.Assign, ast.AnnAssign)) for one in stored]
+    given = [
+        value_given(file, one)
+        for one, row in rows
+        if row is not None and row.lineno < getattr(at, "lineno", 0) and len(getattr(row, "targets", ".")) == 1
+    ]
+    return next((one for one in reversed(given) if one is not None), None)
 
 
 def is_numeric(file: File, value: ast.expr) -> bool:

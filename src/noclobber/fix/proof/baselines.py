@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,7 +90,8 @@ class References:
 
     def __init__(self, launcher: Launcher, order: Order) -> None:
         self._launcher, self.order = launcher, order
-        self._differences: dict[tuple[Kind, bool], Differences | None] = {}
+        self._differences: dict[tuple[Kind, bool], list[Differences]] = {}
+        self._still: dict[tuple[Kind, bool], dict[str, Any] | None] = {}
         self._started: dict[Kind, Trial] = {}
         self._known: dict[Kind, Reference] = {}
         self._again: dict[Kind, Reference] = {}
@@ -124,13 +125,14 @@ class References:
             self._again[kind] = self._reference(kind, self._launcher.run(self._order(_mode(kind), kind)))
         return self._again[kind]
 
-    def differences(self, kind: Kind, *, double: bool) -> Differences | None:
-        """Central differences, `double` in float64; None where the program does not run so."""
-        if (kind, double) not in self._differences:
-            self._differences[kind, double] = self._differ(kind, double)
-        return self._differences[kind, double]
+    def differences(self, kind: Kind, *, double: bool) -> Iterator[Differences]:
+        """Central differences, `double` in float64, with one step after the other; none where the program does not run
+        so."""
+        known = self._differences.setdefault((kind, double), [])
+        yield from known
+        yield from self._differ(kind, double, known)
 
-    def _differ(self, kind: Kind, double: bool) -> Differences | None:
+    def _differ(self, kind: Kind, double: bool, known: list[Differences]) -> Iterator[Differences]:
         from noclobber.observe.gradient_trace import central_differences, comparison, evidence, forward_mode
 
         order = replace(self._order(_mode(kind), kind), double=double)
@@ -141,18 +143,21 @@ class References:
         def loss(trial: Trial) -> dict[str, Any] | None:
             return comparison.call_of(evidence.read(trial.result().evidence), self.order.after + 1)
 
-        still = loss(started(0.0))
-        precision = central_differences.precision_of(still) if still is not None else None
-        if still is None or precision is None:
-            return None
-        along = []
-        for direction in range(forward_mode.DIRECTIONS):
-            both = [started(sign * precision.step, direction) for sign in (1, -1)]
-            ahead, behind = map(loss, both)
-            if ahead is None or behind is None:
-                return None
-            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], precision))
-        return Differences(still, along)
+        if (kind, double) not in self._still:
+            self._still[kind, double] = loss(started(0.0))
+        still = self._still[kind, double]
+        if still is None:
+            return
+        for precision in central_differences.precisions_of(still)[len(known) :]:
+            along = []
+            for direction in range(forward_mode.DIRECTIONS):
+                both = [started(sign * precision.step, direction) for sign in (1, -1)]
+                ahead, behind = map(loss, both)
+                if ahead is None or behind is None:
+                    return
+                along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], precision))
+            known.append(Differences(still, along))
+            yield known[-1]
 
     def _reference(self, kind: Kind, result: Result) -> Reference:
         from noclobber.observe.gradient_trace import evidence

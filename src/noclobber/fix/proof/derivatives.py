@@ -99,17 +99,18 @@ def _agreement(
     if not all(one[1] for one in ours):
         return None
     for double in (True, False):
-        differences = stage.references.differences(kind, double=double)
-        if differences is None:
-            continue
-        call = comparison.call_of(doubled(), stage.after + 1) if double else its
-        if call is None or comparison.same_before(differences.still, call, unread=unread)[0]:
-            continue
-        pairs = list(zip(differences.along, call.get("along", []), strict=False))
-        if len(pairs) < len(differences.along) or not all(forward_mode.same(*pair) for pair in pairs):
+        call = None
+        for differences in stage.references.differences(kind, double=double):
+            call = call or (comparison.call_of(doubled(), stage.after + 1) if double else its)
+            if call is None or comparison.same_before(differences.still, call, unread=unread)[0]:
+                call = None
+                break
+            pairs = list(zip(differences.along, call.get("along", []), strict=False))
+            if len(pairs) == len(differences.along) and all(forward_mode.same(*pair) for pair in pairs):
+                where = ", in float64" if double else ""
+                return f"central differences of its own loss along {len(pairs)} random directions{where}"
+        if call is not None:
             return None
-        where = ", in float64" if double else ""
-        return f"central differences of its own loss along {len(pairs)} random directions{where}"
     return None
 
 

@@ -378,6 +378,10 @@ def _keeps_in_ctx(file: File, function: ast.FunctionDef) -> bool:
     saved = [one for call in calls(function, "save_for_backward") for one in call.args]
     if any(not isinstance(one, ast.Name) or one.id not in given for one in saved):
         return False  # what was overwritten may be a tensor of its own
+    if any(isinstance(one, (ast.Is, ast.IsNot)) for one in ast.walk(function)) or function.args.defaults:
+        return False  # a clone is another tensor
+    if any(one.attr in ("is_leaf", "data_ptr", "grad") for one in walk(function, ast.Attribute)):
+        return False
     uses = [one for one in walk(function, ast.Name) if one.id in given and isinstance(one.ctx, ast.Load)]
     return all(called(file.above[one]) == "save_for_backward" or keeps_nothing(file, one) for one in uses)
 
@@ -402,6 +406,7 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
         is_own = not any(True for name in parameters(function) for _ in writes_through(file, function, name))
         is_own &= scene.finding.save is not None and not scene.finding.save.is_output
         is_own &= _keeps_in_ctx(file, function)
+        is_own &= all(one.file.class_of(one.statement) is not file.class_of(function) for one in scene.writes())
     if made is None and not is_of_torch and not is_own:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]

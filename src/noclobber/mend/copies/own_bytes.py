@@ -34,6 +34,7 @@ from noclobber.syntax.names import (
     only_binding,
     owner,
     parameters,
+    uses,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
 from noclobber.syntax.writes import WriteSyntax
@@ -138,27 +139,39 @@ _SHARING = ("detach", "numpy", "cpu")
 
 
 def packed_apart(scene: Scene) -> Iterator[Change]:
-    """`return slot.clone()` for the `return slot` of a pack hook that fills a slot which it uses again."""
+    """`return slot.clone()` for the `return slot` of a pack hook that fills a slot which it uses again.
+
+    The hook has no other use for the slot, and neither hook asks which tensor it is."""
     for write in scene.writes() if scene.is_packed else ():
-        file, scope = write.file, write.file.scope(write.statement)
-        if not isinstance(scope, FUNCTION) or not _packs(file, scope) or write.name in parameters(scope):
+        file, scope, slot = write.file, write.file.scope(write.statement), write.target
+        if not isinstance(scope, FUNCTION) or not isinstance(slot, ast.Name) or write.statement not in scope.body:
             continue
         returned = [
             one
             for each in walk(scope, ast.Return)
             for one in (each.value.elts if isinstance(each.value, ast.Tuple) else [each.value])
-            if isinstance(one, ast.Name) and one.id == write.name and starts(each) >= ends(write.statement)
+            if isinstance(one, ast.Name) and one.id == slot.id
         ]
-        if returned:
+        others = [one for one in uses(scope, slot.id, ast.Load) if one is not slot and one not in returned]
+        hooks = _hooks(file, scope)
+        if not returned or others or not hooks or any(starts(one) < ends(write.statement) for one in returned):
+            continue
+        if not any(map(_asks_which, hooks)) and next(walk(scope, ast.Try), None) is None:
             edits = tuple(append(file, one, ".clone()") for one in returned)
             yield Change("let the pack hook return memory of its own", edits, 1, Cure.CLONE_VALUE, is_sound=True)
 
 
-def _packs(file: File, function: Function) -> bool:
-    """Return True if the file gives a function to `saved_tensors_hooks` to pack with."""
-    return any(
-        last_name(one.args[0]) == function.name for one in calls(file.tree, "saved_tensors_hooks") if len(one.args) == 2
-    )
+def _hooks(file: File, pack: Function) -> list[Function]:
+    """The two functions that the file gives `saved_tensors_hooks`, if one of them is this one and both are its own."""
+    given = [one for one in calls(file.tree, "saved_tensors_hooks") if last_name(one.args[0]) == pack.name]
+    names = {last_name(one) for each in given for one in each.args}
+    found = [one for one in functions(file.tree) if one.name in names]
+    return found if len(given) == 1 and len(found) == len(given[0].args) == 2 else []
+
+
+def _asks_which(function: Function) -> bool:
+    """Return True if a function compares objects by what they are."""
+    return bool(calls(function, "id", "data_ptr")) or any(isinstance(one, ast.Is) for one in ast.walk(function))
 
 
 def recorded_views(scene: Scene) -> Iterator[Change]:

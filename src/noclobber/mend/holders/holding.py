@@ -514,7 +514,8 @@ def _target(row: ast.stmt, name: str) -> ast.Name | None:
     """Where an assignment binds a name, alone or in a tuple."""
     targets = row.targets if isinstance(row, ast.Assign) and len(row.targets) == 1 else []
     parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
-    return next((one for one in parts if isinstance(one, ast.Name) and one.id == name), None)
+    found = [one for one in parts if isinstance(one, ast.Name) and one.id == name]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_on_the_way(name: ast.Name, binding: ast.stmt, write: ast.stmt, loops: list[ast.AST]) -> bool:

@@ -41,9 +41,10 @@ from noclobber.syntax.names import (
     arguments,
     call_of,
     called,
-    differentiates,
+    definition,
     dotted,
     has_torch,
+    is_given,
     is_stored,
     keyword,
     named,
@@ -51,9 +52,10 @@ from noclobber.syntax.names import (
     names_used,
     owner,
     uses,
+    value_given,
     values,
 )
-from noclobber.syntax.tree import WITH, File, Place, ends, last_line, starts, walk, within
+from noclobber.syntax.tree import FOR, WITH, File, Place, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
@@ -71,10 +73,6 @@ from noclobber.syntax.writes import (
 
 _REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
 """Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
-_WIDE = ("float32", "float64", "complex64", "complex128")
-_SINGLE = ("float32", "complex64")
-_WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
-"""Names by which a file may make tensors of a wider type."""
 _SHAPING = TWIN_IS_VIEW - {"detach_"}
 """Operators that give a tensor another shape in place, which whoever holds it may ask for."""
 _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"}
@@ -102,14 +100,43 @@ def written_anew(scene: Scene) -> Iterator[Change]:
 
 def put_into(scene: Scene) -> Iterator[Change]:
     """`fast[name] = fast[name] - e` for `fast[name] -= e`, where the function made the dict or list itself: the leaf in
-    it stays what it is. Sound where the program differentiates through the new value, which no update by hand could
-    give it."""
+    it stays what it is. Sound where `e` comes from gradients that keep a graph: no update by hand could give that on.
+    No other name holds an item, and nothing calls the module whose parameters these are."""
     for write in scene.writes() if scene.is_leaf else ():
         file, found = write.file, write.statement
         if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
             event = scene.finding.event
-            is_sound = isinstance(event, Refusal) and event.carries_gradient is True and differentiates(file)
+            is_sound = isinstance(event, Refusal) and event.carries_gradient is True and not event.of_itself
+            is_sound &= _is_of_graph(file, found) and not _is_held_besides(file, found)
             yield from change(TITLE, out_of_place(write), 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
+
+
+def _is_of_graph(file: File, write: ast.AugAssign) -> bool:
+    """Return True if the value of a write is made of what `autograd.grad` gives with a graph."""
+    scope = file.scope(write)
+    names = names_bound(write.value)
+    for loop in file.loops(write):
+        if isinstance(loop, FOR) and names & names_bound(loop.target):
+            names |= names_bound(loop.iter)
+    given = [value_given(file, one) for name in names for one in uses(scope, name, ast.Store)]
+    return any(
+        called(one) == "grad" and is_given(one, "create_graph", True) for one in given if isinstance(one, ast.Call)
+    )
+
+
+def _is_held_besides(file: File, write: ast.AugAssign) -> bool:
+    """Return True if a name is bound to an item of the container that is written, or what the container was made of is
+    called."""
+    of = write.target.value if isinstance(write.target, ast.Subscript) else None
+    scope, made = file.scope(write), definition(file, of, write)
+    items = [file.above[one] for one in uses(scope, dotted(of), ast.Load)]
+    held = (one for one in items if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load))
+    if any(isinstance(file.above[one], (ast.Assign, ast.NamedExpr, ast.Tuple, ast.List, ast.Dict)) for one in held):
+        return True
+    owners = (
+        {dotted(owner(one)) for one in walk(made, ast.Call) if called(one).endswith("parameters")} if made else set()
+    )
+    return any(dotted(one.func) in owners for one in within(scope, ast.Call))
 
 
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
@@ -376,14 +403,8 @@ def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
     return starts(one) >= starts(write) or bool(set(file.loops(one)) & set(file.loops(write)))
 
 
-def keeps_type(scene: Scene, file: File) -> bool:
-    """Return True if out of place the result has the element type of the tensor too, as no operand has a wider one."""
-    dtype = scene.finding.tensor.dtype.removeprefix("torch.") if scene.finding.tensor is not None else ""
-    return dtype in _WIDE and (dtype not in _SINGLE or _WIDER.isdisjoint(names_used(file.tree)))
-
-
 def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit | None:
-    if not keeps_type(scene, file):
+    if not scene.keeps_type(file):
         return None
     value = write.value if isinstance(write, (ast.Assign, ast.Expr, ast.Return)) else None
     call = value if isinstance(value, ast.Call) else None

@@ -86,6 +86,8 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
     taken = target if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) else None
     if not isinstance(target, ast.Name) or not is_held_by_engine(file, target.id, statement, taken):
         return None
+    if taken is not None and (in_hook or not scene.keeps_type(file) or file.loops(statement)):
+        return None
     if taken is not None and is_read_again(file, taken.id, statement):
         return None
     edits = list[Edit]()

@@ -16,7 +16,6 @@ from itertools import chain, count
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new, keeps_nothing
 from noclobber.mend.holders.seen import holders_at, is_of
-from noclobber.mend.new_tensors.new_tensor import keeps_type
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.operators import VIEWS
@@ -94,7 +93,7 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
     if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
         return False
     is_copy = isinstance(row, ast.Assign) or called(write.call) == "copy_"  # which may give what another name holds
-    if is_copy or scene.lines_written(file) != {row.lineno} or not keeps_type(scene, file):
+    if is_copy or scene.lines_written(file) != {row.lineno} or not scene.keeps_type(file):
         return False
     made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
     used = [one for one in uses(scope, name, ast.Load) if one is not pair[1]]

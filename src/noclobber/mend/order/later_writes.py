@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import owns
+from noclobber.mend.holders.holding import owns, writes_through
 from noclobber.mend.order.steps import operands, together
-from noclobber.mend.scene import Scene
+from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Write
-from noclobber.model.seen.operators import SPLITS
+from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.model.seen.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
@@ -39,6 +39,7 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     is_declared,
+    is_own,
     is_untracked,
     last_name,
     names_bound,
@@ -52,8 +53,7 @@ from noclobber.syntax.tree import (
     WITH,
     File,
     Place,
-    Scope,
-    functions,
+    ends,
     has_text_of_lines,
     last_line,
     starts,
@@ -80,32 +80,54 @@ def put_off(scene: Scene) -> Iterator[Change]:
 def views_later(scene: Scene) -> Iterator[Change]:
     """`a, b = x.split(n)` moved below the write to `x` that PyTorch refuses because of these views.
 
-    Nothing in between reads a view, or binds what they are made of. The write was never made, and the views show it
-    either way, so the values stay what they are.
+    Between both stands nothing but writes to `x` that leave its shape, and none comes later. The writes were never
+    made, and the views show them either way, so the values stay what they are.
     """
     for write in scene.writes() if scene.code == "NC303" else ():
-        file, name = write.file, write.name
-        for made in _unpacked(file, file.scope(write.statement), name):
-            rows, first, last = together(file, made, write.statement)
-            between, views = rows[first + 1 : last + 1], names_bound(made.targets[0])
-            used = set[str]().union(*map(names_used, between))
-            bound = {each for row in between for each in _names(row, bound=True)}
-            leaves = any(next(walk(row, *_LEAVING), None) for row in between)
-            if first >= last or leaves or used & views or bound & _names(made.value, bound=False):
-                continue
-            if any(file.own_lines(one) is None for one in (made, rows[last])):
-                continue
-            lines = lines_of(file, made)[0], last_line(made)
-            put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
-            title = f"make the views of `{name}` after the write"
-            yield Change(title, (whole_lines(file, *lines), put), 1, Cure.LATER, is_sound=True)
+        file, scope, name = write.file, write.file.scope(write.statement), write.name
+        writing = list(writes_through(file, scope, name)) if name.isidentifier() else []
+        unpacked = [
+            one for one in within(scope, ast.Call) if called(one) in SPLITS and name in map(dotted, _given(one))
+        ]
+        made = file.statement(unpacked[0]) if len(unpacked) == 1 else None
+        if not isinstance(made, ast.Assign) or made.value is not unpacked[0] or write.statement not in writing:
+            continue
+        rows, first, last = together(file, made, write.statement)
+        between = rows[first + 1 : last + 1]
+        if not between or rows[first] is not made or not all(_only_writes(one, writing) for one in between):
+            continue
+        if any(starts(one) > ends(rows[last]) for one in writing) or not _are_views(file, made, between):
+            continue
+        lines = lines_of(file, made)[0], last_line(made)
+        put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
+        title = f"make the views of `{name}` after the write"
+        yield Change(title, (whole_lines(file, *lines), put), 1, Cure.LATER, is_sound=True)
 
 
-def _unpacked(file: File, scope: Scope, name: str) -> list[ast.Assign]:
-    """The statements `a, b = x.split(n)` and `a, b = torch.split(x, n)` of a scope."""
-    found = (one for one in within(scope, ast.Assign) if called(one.value) in SPLITS)
-    given = ((one, [owner(one.value), *values(one.value)]) for one in found if isinstance(one.value, ast.Call))
-    return [one for one, sources in given if name in map(dotted, sources[:2]) and len(one.targets) == 1]
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [one for one in (owner(call), *values(call)) if one is not None]
+
+
+def _only_writes(row: ast.stmt, writing: Sequence[ast.stmt]) -> bool:
+    """Return True if a statement is one of some writes that leave the shape, or an `if` around nothing but these."""
+    if isinstance(row, ast.If):
+        return all(_only_writes(one, writing) for one in (*row.body, *row.orelse))
+    return row in writing and not any(called(one) in TWIN_IS_VIEW for one in walk(row, ast.Call))
+
+
+def _are_views(file: File, made: ast.Assign, between: Sequence[ast.stmt]) -> bool:
+    """Return True if a statement binds plain names of its function to views, by numbers that are the same below the
+    statements that follow."""
+    target, scope = made.targets[0], file.scope(made)
+    if not isinstance(target, ast.Tuple) or not all(isinstance(one, ast.Name) for one in target.elts):
+        return False
+    if any(isinstance(one, ast.Call) for each in _given(made.value)[1:] for one in ast.walk(each)):  # type: ignore[arg-type]
+        return False
+    used = set[str]().union(*map(names_used, between))
+    sizes = set[str]().union(*map(names_used, _given(made.value)[1:])) - {"self"}  # type: ignore[arg-type]
+    views = names_bound(target)
+    is_whole = all(file.own_lines(one) is not None for one in (made, between[-1]))
+    return is_whole and not used & (views | sizes) and all(is_own(scope, one) for one in views)
 
 
 def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
@@ -242,7 +264,7 @@ def _passed(
 def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt]) -> bool:
     """Return True if a statement, or the head of a `with`, does the same below these others, and they do the same above
     it."""
-    run = [write, *_run_by(scene, write)]
+    run = [write, *run_by(scene, write)]
     if next(walk(write, *_LEAVING), None) is not None or any(map(_uses_gradients, run)):
         return False
     used, gives = names_bound(write), _names(write, bound=True)
@@ -266,16 +288,6 @@ _RANDOM = (
 def _names(node: ast.AST, *, bound: bool) -> set[str]:
     """The variables that a statement binds, or those that it reads."""
     return {one.id for one in walk(node, ast.Name) if isinstance(one.ctx, ast.Load) is not bound}
-
-
-def _run_by(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> Iterator[ast.AST]:
-    """The functions and classes of the program's files that a statement may run, by their names."""
-    names = {called(one) for one in walk(node, ast.Call)} - known
-    made = (one for file in scene.files() for one in (*functions(file.tree), *walk(file.tree, ast.ClassDef)))
-    for one in made:
-        if one.name in names:
-            yield one
-            yield from _run_by(scene, one, known | names)
 
 
 def _own(node: ast.AST) -> set[str]:

@@ -26,9 +26,11 @@ WITHOUT_TWIN = RANDOM_FILLS | frozenset(
     """
     apply_ copy_ fill_ fill_diagonal_ map2_ map_ rename_ requires_grad_ resize_ resize_as_ resize_as_sparse_ set_
     share_memory_ sparse_resize_ sparse_resize_and_clear_ zero_
+    eq_ ge_ greater_ greater_equal_ gt_ le_ less_ less_equal_ logical_and_ logical_not_ logical_or_ logical_xor_ lt_ ne_
+    not_equal_
     """.split()  # noqa: SIM905
 )
-"""Methods whose name without the underscore is missing or means something else."""
+"""Methods whose name without the underscore is missing, means something else or gives another element type."""
 TWIN_IS_VIEW = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # noqa: SIM905
 """Methods whose twin gives a view of the same bytes."""
 VIEWS = frozenset(

@@ -28,7 +28,8 @@ class Precision(NamedTuple):
     within: float
 
 
-_PRECISIONS = {torch.float64: Precision(1e-7, 1e-5), torch.float32: Precision(4e-3, 1e-2)}
+_PRECISIONS = {torch.float64: (Precision(1e-5, 1e-5), Precision(1e-7, 1e-5)), torch.float32: (Precision(4e-3, 1e-2),)}
+"""By the type of the loss. The second is tried where the first does not agree."""
 
 
 class Moved(ForwardMode):
@@ -69,10 +70,10 @@ def _writes(func: Callable[..., object]) -> bool:
     return name == "__setitem__" or (name.startswith("__i") if dunder else name.endswith("_"))
 
 
-def precision_of(call: Event) -> Precision | None:
-    """Return the precision for the loss of a backward call; None where its dtype is too coarse."""
-    known = [_PRECISIONS.get(root.dtype) for root in call["roots"] if isinstance(root, torch.Tensor)]
-    return None if not known or None in known else max(one for one in known if one is not None)
+def precisions_of(call: Event) -> tuple[Precision, ...]:
+    """Return the precisions for the loss of a backward call; none where its dtype is too coarse."""
+    known = [_PRECISIONS.get(root.dtype, ()) for root in call["roots"] if isinstance(root, torch.Tensor)]
+    return max(known, key=lambda some: some[0].step) if known and all(known) else ()
 
 
 def derivative(ahead: float, behind: float, precision: Precision) -> Along:

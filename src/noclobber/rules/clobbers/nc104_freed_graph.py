@@ -45,7 +45,7 @@ from noclobber.model.seen.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import account
-from noclobber.rules.shared.carrying import built_once, steps_after, steps_in_loop
+from noclobber.rules.shared.carrying import built_once, steps_between, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.refusing import says
 from noclobber.rules.shared.wording import node_in_words
@@ -105,7 +105,7 @@ def _explained(event: Refusal) -> Finding:
             helps = [*helps, _KEEP] if repeated else [_KEEP, _SUM, *helps]
         told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
         return _finding(replace(event, carried=()), _ONCE, told, _EACH + _STEPPED * stepped, Cause.BUILT_ONCE)
-    stepped = event.site is not None and steps_after(event.site)
+    stepped = steps_between(event.freed, event.site)
     two = [_SUM_FIRST, _AGAIN] if stepped else [_SUM, _RETAIN]
     if repeated is False and event.shared:
         return _finding(event, _SHARED, two, _note(True) + _STEPPED * stepped, Cause.SHARED)

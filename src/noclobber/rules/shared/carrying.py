@@ -21,8 +21,10 @@ from noclobber.syntax.names import (
     dotted,
     first_name,
     is_declared,
+    is_untracked,
     made_of,
     names_bound,
+    names_used,
     owner,
     targets,
     unindexed,
@@ -104,7 +106,7 @@ def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
         for file, scope in _scope(code)
         for row in _rows(scope, one.name)
         if isinstance(row, Assignment) and row.value is not None and not isinstance(row.value, ast.Constant)
-        if not calls(row.value, "detach")  # which carries no graph
+        if not _is_of_no_graph(row.value)
         for target in targets(row)
         if _is(target, one.name)
     ]
@@ -112,6 +114,12 @@ def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
     in_function = [entry for entry in found if entry[0].scope(entry[1]) is not entry[0].tree]
     chosen = again or in_function or [entry for entry in found if entry[0].loops(entry[1])]
     return chosen if len({row for _, row, _ in chosen}) == 1 else []
+
+
+def _is_of_no_graph(value: ast.expr) -> bool:
+    """Return True for what is detached, and for a tensor of numbers."""
+    cut = names_used(value) & {"detach", "data"}
+    return bool(cut) or (isinstance(value, ast.Call) and is_untracked(value))
 
 
 def _rows(scope: ast.AST, name: str) -> Iterator[ast.AST]:
@@ -199,11 +207,15 @@ def is_carried(read: Site | None, name: str) -> bool:
     return loop is not None and _is_carried(loop, name)
 
 
-def steps_after(read: Site | None) -> bool:
-    """Return True if the function of a backward steps an optimizer below it: the next backward meets other weights."""
-    place = place_of(read)
-    steps = calls(place.file.scope(place.node), "step") if place is not None else []
-    return any(starts(one) > starts(place.row) for one in steps if place is not None)
+def steps_between(freed: Site | None, read: Site | None) -> bool:
+    """Return True if a function steps an optimizer between two backwards, so that the second meets other weights. Where
+    both are one line, which runs again, below that line."""
+    first, last = place_of(freed), place_of(read)
+    if first is None or last is None or first.file.scope(first.node) is not last.file.scope(last.node):
+        return False
+    steps = [one for one in calls(first.file.scope(first.node), "step") if not one.args and not one.keywords]
+    again = first.row is last.row
+    return any(starts(one) > starts(first.row) and (again or starts(one) < starts(last.row)) for one in steps)
 
 
 def steps_in_loop(read: Site | None) -> bool:

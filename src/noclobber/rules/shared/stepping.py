@@ -92,9 +92,10 @@ def inside_backward(write: Write, change: str) -> tuple[Suggestion, ...]:
 
 
 def _retains(read: Site | None) -> bool:
-    """Return True if the file of a backward keeps a graph for another one."""
+    """Return True if the function of a backward keeps a graph for another one."""
     place = place_of(read)
-    return place is not None and any(is_given(one, "retain_graph", True) for one in walk(place.file.tree, ast.Call))
+    scope = place.file.scope(place.node) if place is not None else None
+    return scope is not None and any(is_given(one, "retain_graph", True) for one in walk(scope, ast.Call))
 
 
 def _steps_again(clobber: Clobber, write: Write) -> bool:

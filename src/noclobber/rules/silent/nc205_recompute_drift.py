@@ -71,7 +71,7 @@ from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
 from noclobber.rules.shared.writetext import words_at
-from noclobber.syntax.names import calls, is_given
+from noclobber.syntax.names import calls, dotted, is_given
 from noclobber.syntax.tree import place_of, starts
 
 _DETACHES = "aten::detach_"
@@ -173,7 +173,7 @@ def _drawn(drift: Drift) -> Finding | None:
     """The finding where the function that computes calls `next` before: each run of the region takes one more value."""
     place = place_of(drift.save.site)
     scope = place.file.scope(place.node) if place is not None else None
-    drawn = [one for one in calls(scope, "next") if isinstance(one.func, ast.Name) and one.args]
+    drawn = [one for one in calls(scope, "next") if isinstance(one.func, ast.Name) and one.args and dotted(one.args[0])]
     drawn = [one for one in drawn if place is not None and starts(one) < starts(place.row)]
     if place is None or not drawn:
         return None

@@ -67,8 +67,8 @@ from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, known, same_line, write_label, writer_in_words
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words
-from noclobber.syntax.names import names_bound
-from noclobber.syntax.tree import place_of, walk
+from noclobber.syntax.names import definition, names_bound
+from noclobber.syntax.tree import Place, place_of, walk
 from noclobber.syntax.writes import write_at
 
 
@@ -122,9 +122,16 @@ def _meanings(event: Undeclared, name: str) -> list[Help]:
     leave = f"leave the input as it is, and let {name} write a new tensor"
     place = place_of(event.write.site)
     returned = list(walk(place.file.scope(place.node), ast.Return)) if place is not None else []
-    if place is not None and returned and not any(write_at(place).name in names_bound(one) for one in returned):
+    if place is not None and returned and not any(_may_give(place, write_at(place).name, one) for one in returned):
         return [Suggestion(leave, cure=Cure.OUT_OF_PLACE), f"or, if the caller is to have what it writes: {dirty}"]
     return [dirty, Suggestion(f"or {leave}", cure=Cure.OUT_OF_PLACE)]
+
+
+def _may_give(place: Place, name: str, row: ast.Return) -> bool:
+    """Return True if a function may return what it has written: by its name, or by one that was bound to it."""
+    given = names_bound(row)
+    bound = (definition(place.file, one, row) for one in walk(row, ast.Name))
+    return name in given or any(isinstance(one, ast.Name) and one.id == name for one in bound)
 
 
 def _beside(event: Undeclared) -> Finding:
