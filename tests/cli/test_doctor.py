@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from noclobber.cli.verbs import doctor
+from noclobber.cli.verbs import examination
 from noclobber.observe.arming.recorder import SEEN
 from noclobber.observe.torch_api import private
 
@@ -52,7 +52,7 @@ def test_a_release_that_lacks_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return look(name)
 
     monkeypatch.setattr(private, "lookup", lookup)
-    text = doctor.examine().text()
+    text = examination.examine().text()
     assert f"ways of seeing  {len(SEEN) - 1} of {len(SEEN)} work\n" in text
     assert "has no `torch.autograd.grad_mode._unsafe_preserve_version_counter`\n" in text
 

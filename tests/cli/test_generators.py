@@ -35,6 +35,7 @@ def check(stage):
 
 import os
 import noclobber
+from noclobber.blocks.installing import Installed
 
 def stages(text, reports):
     seed()  # a fork begins with other numbers
@@ -48,7 +49,7 @@ def stages(text, reports):
                 pass
             check("a finding")
     check("the end")
-    if isinstance(around, noclobber.blocks.installing.Installed):
+    if isinstance(around, Installed):
         around.uninstall()
         check("uninstalling")
     report = around.report

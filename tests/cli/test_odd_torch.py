@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from noclobber.cli.verbs import doctor
+from noclobber.cli.verbs import examination
 
 from .running import fresh, noclobber, write
 
@@ -39,7 +39,7 @@ def test_a_folder_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
     folder.__path__ = ["/x/torch"]
     folder.__file__ = None
     monkeypatch.setitem(sys.modules, "torch", folder)
-    assert "  `torch` at /x/torch is not PyTorch\n" in doctor.examine().text()
+    assert "  `torch` at /x/torch is not PyTorch\n" in examination.examine().text()
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('x')", "import sys; sys.exit(3)"])

@@ -68,7 +68,7 @@ CELLS = {
     "unload": "%unload_ext noclobber",
     "gone": "%noclobber on",
     "as it was": (
-        "from noclobber.observe import subscription\nfrom IPython import get_ipython\n"
+        "from noclobber.observe.arming import subscription\nfrom IPython import get_ipython\n"
         "subscription.is_armed(), get_ipython().custom_exceptions"
     ),
 }

@@ -357,8 +357,12 @@ class Session:
 
     def report(self, program: dict[str, Any] | None = None) -> Report:
         """Return everything a renderer needs. Findings show only changes that are sound by construction."""
-        findings = self.advised(self.findings)
-        return Report((*findings, *self.hints()), self.coverage(), program or {}, ledger=self.ledger())
+        findings, ledger = self.advised(self.findings), None
+        try:
+            ledger = self.ledger()
+        except Exception as failure:
+            self._failed("the ledger", failure)
+        return Report((*findings, *self.hints()), self.coverage(), program or {}, ledger=ledger)
 
     def proposed(self) -> Report:
         """Return the report as the rules make it, with words alone, for `fix` to try changes."""

@@ -23,6 +23,16 @@ from noclobber.fix.proof.trials.job import DYNAMO, ERRORS, OUTPUT, Order, put
 from noclobber.fix.proof.trials.launcher import DONE, TICK, TOLD, WORK, Launcher, command, end_started
 from noclobber.fix.proof.trials.trial import TrialProcess
 
+_NEEDED = (
+    "noclobber.fix.proof.hints",
+    "noclobber.fix.proof.search",
+    "noclobber.mend.shown",
+    "noclobber.observe.arming.subscription",
+    "noclobber.observe.gradient_trace.central_differences",
+    "noclobber.observe.memory.allocations",
+    "noclobber.observe.memory.measured_peak",
+)
+
 
 def serve(folder: str, words: list[str]) -> NoReturn:
     """Fork a process for each line, a folder, on stdin or from what was forked, and write its `status` when it ends.
@@ -54,6 +64,8 @@ def serve(folder: str, words: list[str]) -> NoReturn:
 def prepare() -> None:
     """Import what each process will need. What fails here fails again where it is needed, and is reported there."""
     with suppress(Exception, SystemExit):
+        for name in _NEEDED:
+            importlib.import_module(name)
         rules.catalogue()
 
 

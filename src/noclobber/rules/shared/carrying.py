@@ -111,8 +111,11 @@ def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
         if _is(target, one.name)
     ]
     again = [(file, row, target) for file, row, target in found if _computes_from_itself(row, one.name)]
-    in_function = [entry for entry in found if entry[0].scope(entry[1]) is not entry[0].tree]
-    chosen = again or in_function or [entry for entry in found if entry[0].loops(entry[1])]
+    chosen = again or [
+        (file, row, target)
+        for file, row, target in found
+        if one.kind == "attribute" or isinstance(target, ast.Subscript) or file.loops(row)
+    ]
     return chosen if len({row for _, row, _ in chosen}) == 1 else []
 
 
