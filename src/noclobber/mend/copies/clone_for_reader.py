@@ -380,7 +380,7 @@ def _keeps_in_ctx(file: File, function: ast.FunctionDef) -> bool:
         return False  # what was overwritten may be a tensor of its own
     if any(isinstance(one, (ast.Is, ast.IsNot)) for one in ast.walk(function)) or function.args.defaults:
         return False  # a clone is another tensor
-    if any(one.attr in ("is_leaf", "data_ptr", "grad") for one in walk(function, ast.Attribute)):
+    if any(one.attr in ("is_leaf", "grad") or one.attr.endswith("_ptr") for one in walk(function, ast.Attribute)):
         return False
     uses = [one for one in walk(function, ast.Name) if one.id in given and isinstance(one.ctx, ast.Load)]
     return all(called(file.above[one]) == "save_for_backward" or keeps_nothing(file, one) for one in uses)

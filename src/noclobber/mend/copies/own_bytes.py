@@ -171,7 +171,8 @@ def _hooks(file: File, pack: Function) -> list[Function]:
 
 def _asks_which(function: Function) -> bool:
     """Return True if a function compares objects by what they are."""
-    return bool(calls(function, "id", "data_ptr")) or any(isinstance(one, ast.Is) for one in ast.walk(function))
+    asked = (called(one) == "id" or called(one).endswith("_ptr") for one in walk(function, ast.Call))
+    return any(asked) or any(isinstance(one, ast.Is) for one in ast.walk(function))
 
 
 def recorded_views(scene: Scene) -> Iterator[Change]:
