@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from functools import partial
@@ -96,6 +97,26 @@ def test_a_program_that_minds_that_torch_is_imported_is_run_where_it_is_not(tmp_
 def counted(number: int, launched: Launcher, tell: Tell) -> int:
     tell("counting")
     return 1 // number
+
+
+UNWRITTEN = """
+import time
+import torch
+given_back = [torch.full((number,), time.time()) for number in (3, 500, 10 ** 5)]
+del given_back
+print([torch.empty(number).double().sum().item() for number in (3, 500, 10 ** 5)])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can say what is in new memory")
+def test_memory_that_a_program_has_not_written_is_the_same_in_each_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(UNWRITTEN)
+    monkeypatch.chdir(tmp_path)
+    with launching(["program.py"]) as runs:
+        printed = [runs.run(Order("bare", 3, 3600)).printed for _ in range(2)]
+    assert printed[0] == printed[1] == "[0.0, 0.0, 0.0]\n"
 
 
 def test_work_returns_or_raises_what_it_did_there(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class RepairSearch:
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
         if attempt.differing and (drift := self._prover.drift()):
             why = f"nothing can be proven, because the program differs from run to run even without a patch: {drift}"
-            offered = attempt.differing[0]
+            offered = min(attempt.differing, key=lambda one: not one.candidate.is_sound)
             there = done.patch.unpatched(finding)
             told = Repair(there, offered.candidate.title, None, why, Level.UNPROVEN)
             if self._unproven:

@@ -36,12 +36,16 @@ Tell = Callable[[str], None]
 _T = TypeVar("_T")
 
 
+_SAME_IN_EACH_RUN = {"PYTHONHASHSEED": "0", "MALLOC_PERTURB_": "255"}
+"""The second makes glibc give memory out as zeros: what `torch.empty` has not written is then the same in each run."""
+
+
 @contextmanager
 def launching(
     words: Sequence[str], environment: Mapping[str, str] | None = None, selection: Selection | None = None
 ) -> Iterator[Launcher]:
     """Give what runs one program again and again. At the end what still runs is ended, and the evidence is dropped."""
-    environment = {"PYTHONHASHSEED": "0", **os.environ, **(environment or {})}
+    environment = {**_SAME_IN_EACH_RUN, **os.environ, **(environment or {})}
     with tempfile.TemporaryDirectory(prefix="noclobber-") as folder:
         server = _spawned(folder, words, environment, subprocess.PIPE) if FORKS else None
         launcher = Launcher(
