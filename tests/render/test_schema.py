@@ -35,7 +35,7 @@ def test_the_schema_is_one() -> None:
 @settings(max_examples=60, deadline=None)
 @given(reports)
 def test_any_report_follows_it(report: Report) -> None:
-    FOLLOWS.validate(json.loads(report.to_json()))
+    assert [one.message for one in FOLLOWS.iter_errors(json.loads(report.to_json()))] == []
 
 
 def test_it_names_all_that_a_report_holds() -> None:

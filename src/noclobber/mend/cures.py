@@ -32,7 +32,8 @@ from noclobber.mend.new_tensors.new_tensor import put_into, written_anew
 from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import as_lists, views
 from noclobber.mend.order.forwards_in_loops import moved_in
-from noclobber.mend.order.later_writes import hook_later, put_off, views_later
+from noclobber.mend.order.later_views import views_later
+from noclobber.mend.order.later_writes import hook_later, put_off
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
 from noclobber.model.reports.finding import Finding

@@ -27,7 +27,7 @@ from noclobber.model.seen.hints import Opportunity
 from noclobber.model.seen.silent import StaleCast
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
 from noclobber.syntax.in_place import in_place, with_flag
-from noclobber.syntax.names import arguments, called, calls, dotted, has_stars, is_read_again, keyword, last_name
+from noclobber.syntax.names import arguments, called, called_by, calls, dotted, is_read_again, keyword, last_name, named
 from noclobber.syntax.tree import WITH, File, Place, starts, walk
 from noclobber.syntax.writes import FLAG_AT, is_flagged, write_at, writes
 
@@ -85,46 +85,34 @@ def _unsynced(scene: Scene) -> Iterator[Change]:
 
 
 def without_cache(scene: Scene) -> Iterator[Change]:
-    """`cache_enabled=False` for the only `torch.autocast` of the files of a finding, where what it runs has used the
-    cast."""
-    if not isinstance(scene.finding.event, StaleCast):
+    """`cache_enabled=False` for the only `torch.autocast` of the files of a finding, if its block runs the backward
+    that has used the cast."""
+    files = scene.files() if isinstance(scene.finding.event, StaleCast) else []
+    uses = [(file, one) for file in files for one in named(file.tree) if "autocast" in last_name(one)]
+    file, node = uses[0] if len(uses) == 1 else (None, None)
+    call = called_by(file, node) if file is not None and node is not None else None
+    if file is None or call is None or not _is_autocast(file, call) or any(map(_renames_autocast, files)):
         return
-    files = scene.files()
-    named = [(file, one) for file in files for one in walk(file.tree, ast.Name, ast.Attribute, ast.alias)]
-    named = [(file, one) for file, one in named if "autocast" in _name_in(one)]
-    entered = [(file, one) for file in files for one in calls(file.tree, "autocast") if _is_autocast(file, one)]
-    uses = [one for _, one in named if not isinstance(one, ast.alias)]
-    if len(entered) != 1 or len(uses) != 1 or has_stars(entered[0][1]) or len(entered[0][1].args) > 1:
-        return
-    file, call = entered[0]
     block = next((one for one in file.around(call) if isinstance(one, WITH)), None)
-    run = [block, *run_by(scene, block)] if block is not None and call in _heads(block) else []
-    used = [one.node for one in scene.places("read")]
-    is_run = bool(used) and all(any(one in ast.walk(each) for each in run) for one in used)
-    if is_run and keyword(call, "cache_enabled") is None and keyword(call, "enabled") is None:
+    begins = block is not None and call in [one.context_expr for one in block.items]
+    run = [block, *run_by(scene, block)] if begins and block is not None else []
+    read = [one.node for one in scene.places("read")]
+    is_run = bool(read) and all(any(one in ast.walk(each) for each in run) for one in read)
+    if is_run and len(call.args) < 2 and {one.arg for one in call.keywords} <= {"device_type", "dtype"}:
         edit = with_argument(file, call, "cache_enabled=False")
         yield Change("let autocast keep no casts", (edit,), 1, Cure.FLAG, is_sound=True)
 
 
-def _name_in(node: ast.AST) -> str:
-    """The name of a use, or that by which something is imported."""
-    return f"{node.name} {node.asname or ''}" if isinstance(node, ast.alias) else last_name(node)
-
-
-def _heads(block: ast.With | ast.AsyncWith) -> list[ast.expr]:
-    return [one.context_expr for one in block.items]
-
-
 def _is_autocast(file: File, call: ast.Call) -> bool:
-    """Return True for `torch.autocast(...)` and its like, also imported by name."""
-    imported = [
-        alias.name
-        for row in walk(file.tree, ast.ImportFrom)
-        if (row.module or "").partition(".")[0] == "torch"
-        for alias in row.names
-    ]
-    name = dotted(call.func)
-    return name in _AUTOCASTS or (name == "autocast" and name in imported)
+    """Return True for `torch.autocast(...)` and its like, also where it is imported by its name."""
+    rows = (one for one in walk(file.tree, ast.ImportFrom) if (one.module or "").partition(".")[0] == "torch")
+    is_imported = any(one.name == "autocast" for row in rows for one in row.names)
+    return dotted(call.func) in _AUTOCASTS or (isinstance(call.func, ast.Name) and is_imported)
+
+
+def _renames_autocast(file: File) -> bool:
+    """Return True for `from torch import autocast as cast`: another block may be one."""
+    return any(one.name.endswith("autocast") and one.asname for one in walk(file.tree, ast.alias))
 
 
 _AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")

@@ -16,7 +16,6 @@ from typing import Any
 
 from noclobber.model.fake import Enough
 from noclobber.model.reports.report import Report, ReportError
-from noclobber.model.source import Owner, owner_of
 from noclobber.model.version import version
 from noclobber.processes.leftover import new_folder, runs
 from noclobber.processes.member import Member, Order, is_pytorch, kept_apart
@@ -164,12 +163,7 @@ class Run:
 
     def files(self) -> list[str]:
         """Return the program's own files: the script, and the modules that it has imported."""
-        paths = [os.path.realpath(self._argv[0])] if self._argv and os.path.isfile(self._argv[0]) else []
-        for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
-            if isinstance(path, str) and path.endswith(".py") and owner_of(path) is Owner.USER:
-                paths.append(path)
-        return paths
+        return program.own_files(self._argv[0] if self._argv else "")
 
     @property
     def unwritten(self) -> str:

@@ -155,6 +155,16 @@ def _compiled(source: bytes, filename: str, shown: str) -> CodeType:
     return code
 
 
+def own_files(script: str) -> list[str]:
+    """Return the user's own files: the script, if it is a file, and the modules that have been imported.
+
+    A module may name a file that is none: `torch.ops` says "_ops.py" (torch 2.13; tests/fix/test_checked.py).
+    """
+    imported = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    named = [one for one in imported if isinstance(one, str) and one.endswith(".py") and owner_of(one) is Owner.USER]
+    return [one for one in (os.path.realpath(script), *named) if os.path.isfile(one)]
+
+
 def execute(program: Program) -> BaseException | None:
     """Run a program to the end of its `__main__`; the exception that left it, with the traceback that `python` shows.
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.source import Misfit, Source, changed_lines
 from noclobber.model.reports.finding import Edit, Finding, Label
 from noclobber.model.source import Owner, owner_of
-from noclobber.syntax.compiling import compiled, parsed
-from noclobber.syntax.names import called, calls, is_given
-from noclobber.syntax.tree import walk
+from noclobber.syntax.compiling import compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,52 +70,9 @@ class Patch:
         """How many lines it touches."""
         return sum(changed_lines(self.before[path], self.after[path]) for path in self.after)
 
-    @property
-    def unread(self) -> frozenset[str]:
-        """The buffers of scratch memory that its files have read, and that no file of the program reads any more: what
-        lies there matters to nobody.
-
-        Such a buffer is registered as `torch.empty`, and not saved. No file that stands beside these, above them or
-        where the program runs may read it by its name, or buffers without a name.
-        """
-        scratch = {name for one in self.after.values() for name in _scratch(parsed(one.plain))}
-        if not scratch:
-            return frozenset()
-        folders = {os.path.dirname(path) for path in self.after}
-        folders |= {os.path.dirname(one) for one in folders} | {os.path.realpath(os.curdir)}
-        paths = {os.path.join(one, name) for one in folders for name in os.listdir(one) if name.endswith(".py")}
-        for path in {*map(os.path.realpath, paths), *self.after}:
-            try:
-                scratch -= _reads(parsed(self.read(path)))
-            except (OSError, ValueError, SyntaxError, RecursionError):
-                return frozenset()
-        return frozenset(scratch)
-
     def key(self) -> tuple[tuple[str, str], ...]:
         """Equal for patches that do the same."""
         return tuple(sorted((path, source.text) for path, source in self.after.items()))
-
-
-def _scratch(tree: ast.Module) -> Iterator[str]:
-    """The names of `register_buffer("sums", torch.empty(4, 2), persistent=False)`."""
-    for one in calls(tree, "register_buffer"):
-        name = one.args[0] if one.args else None
-        made = called(one.args[1]) if len(one.args) > 1 else ""
-        if isinstance(name, ast.Constant) and made.startswith("empty") and is_given(one, "persistent", False):
-            yield str(name.value)
-
-
-def _reads(tree: ast.Module) -> set[str]:
-    """What a file may read of a module: attributes by their names, or by a string; all of its buffers, if it asks for
-    these without a name."""
-    if calls(tree, *_ALL_BUFFERS) or any(one.attr in ("__dict__", "_buffers") for one in walk(tree, ast.Attribute)):
-        return set(_scratch(tree))
-    registered = [one.args[0] for one in calls(tree, "register_buffer") if one.args]
-    read = {one.attr for one in walk(tree, ast.Attribute) if isinstance(one.ctx, ast.Load)}
-    return read | {str(one.value) for one in walk(tree, ast.Constant) if one not in registered}
-
-
-_ALL_BUFFERS = ("buffers", "named_buffers", "getattr", "vars", "deepcopy", "eval", "exec")
 
 
 def fitted(finding: Finding) -> Finding:

@@ -48,14 +48,13 @@ def by_derivative(
     result: Result,
     doubled: Callable[[], list[dict[str, Any]]],
     *,
-    unread: frozenset[str] = frozenset(),
     said: str = "",
 ) -> Verdict:
     """Compare the loss, what the program keeps, and the derivative along one direction, or along several.
 
     A write to a leaf may be an update or a part of what is computed, and only the patch says which. But if the written
     value depends on other leaves, an update would leave them without a gradient. `said` are the words on the calls
-    before. `doubled` runs the patched program in float64. Nothing reads the `unread` attributes of that.
+    before. `doubled` runs the patched program in float64.
     """
     its, known = comparison.call_of(found, stage.after + 1), True
     which = "next" if stage.after else "first"
@@ -64,13 +63,13 @@ def by_derivative(
         reference = stage.references.get(kind)
         right = comparison.call_of(reference.events, stage.after + 1)
         if right is None or its is None:
-            return _without_a_call(reference, found, result, said, its, unread)
-        differing, exact = comparison.same_before(right, its, f"{which} ", unread)
+            return _without_a_call(reference, found, result, said, its)
+        differing, exact = comparison.same_before(right, its, f"{which} ")
         if differing:
             return Verdict(False, why=differing, differs=True, result=result)
         equal = "to the last bit to" if exact else "up to rounding to"
         loss = f"{said}{which} loss equal {equal} what it is with gradients off{reference.words}"
-        how = _agreement(stage, kind, right, its, doubled, unread)
+        how = _agreement(stage, kind, right, its, doubled)
         if how:
             proof = f"{loss}; gradient agrees with {how}; {BEYOND}"
             return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
@@ -89,7 +88,6 @@ def _agreement(
     right: dict[str, Any],
     its: dict[str, Any],
     doubled: Callable[[], list[dict[str, Any]]],
-    unread: frozenset[str],
 ) -> str | None:
     """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing gives
     its derivative, or not for sure."""
@@ -99,34 +97,28 @@ def _agreement(
     if not all(one[1] for one in ours):
         return None
     for double in (True, False):
-        call = None
+        is_same = False
         for differences in stage.references.differences(kind, double=double):
-            call = call or (comparison.call_of(doubled(), stage.after + 1) if double else its)
-            if call is None or comparison.same_before(differences.still, call, unread=unread)[0]:
-                call = None
+            call = comparison.call_of(doubled(), stage.after + 1) if double else its
+            if call is None or comparison.same_before(differences.still, call)[0]:
                 break
-            pairs = list(zip(differences.along, call.get("along", []), strict=False))
+            is_same, pairs = True, list(zip(differences.along, call.get("along", []), strict=False))
             if len(pairs) == len(differences.along) and all(forward_mode.same(*pair) for pair in pairs):
                 where = ", in float64" if double else ""
                 return f"central differences of its own loss along {len(pairs)} random directions{where}"
-        if call is not None:
-            return None
+        if is_same:
+            break
     return None
 
 
 def _without_a_call(
-    reference: Reference,
-    found: list[dict[str, Any]],
-    result: Result,
-    said: str,
-    its: object,
-    unread: frozenset[str],
+    reference: Reference, found: list[dict[str, Any]], result: Result, said: str, its: object
 ) -> Verdict:
     """Compare the ends of both runs, where one does not come to another backward call."""
     if not Ended.WELL is reference.result.ended is result.ended or reference.result.calls != result.calls:
         without = its is None and result.ended is Ended.WELL
         return without_gradients(result, said, NO_BACKWARD if without else UNREACHED)
-    differing = comparison.besides(reference.events, found, exact=True, unread=unread)
+    differing = comparison.besides(reference.events, found, exact=True)
     if differing := differing or printed.difference(reference.result, result):
         return Verdict(False, why=differing, differs=True, result=result)
     ends = f"what it keeps and prints in the end is what it is with gradients off{reference.words}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from noclobber.fix.edits import scratch
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.baselines import (
@@ -149,12 +150,14 @@ class Prover:
 
     def _judged(self, result: Result, patch: Patch) -> Verdict:
         """Compare with what was found so far, step by step; the verdict is the least sure one."""
-        found = evidence.read(result.evidence)
+        unread = scratch.unread(patch, result.files)
+        found = comparison.without(unread, evidence.read(result.evidence))
         if not result.findings and not self._ends_as_before(result):
             return Verdict(False, why=result.failure, result=result)
         verdicts = []
         for stage in self._stages:
-            verdicts.append(self._at(stage, found, result, patch))
+            doubled = partial(self._in_float64, patch, unread)
+            verdicts.append(self._at(stage, found, result, doubled))
             if not verdicts[-1].right:
                 return verdicts[-1]
         least = max(verdicts, key=lambda one: list(Level).index(one.level))
@@ -164,14 +167,19 @@ class Prover:
         proof = "; then, with the patch so far, ".join(proofs)
         return replace(least, proof=proof + beyond * any(one.proof.endswith(beyond) for one in told))
 
-    def _at(self, stage: Stage, found: list[dict[str, Any]], result: Result, patch: Patch) -> Verdict:
+    def _at(
+        self,
+        stage: Stage,
+        found: list[dict[str, Any]],
+        result: Result,
+        doubled: Callable[[], list[dict[str, Any]]],
+    ) -> Verdict:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings
         differences: list[str] = []
         of_loss = False
         codes = set(stage.codes)
-        unread = patch.unread
-        derived = partial(by_derivative, stage, found, result, lambda: self._in_float64(patch), unread=unread)
+        derived = partial(by_derivative, stage, found, result, doubled)
         for kind in kinds_for(stage.codes, stage.after):
             if kind == "derivative":
                 return derived()
@@ -191,7 +199,6 @@ class Prover:
                 found,
                 exact=same and compared.exact,
                 stepped=same and kind in WHOLE,
-                unread=unread,
                 kept=kind != "before",  # the program keeps what was overwritten, and the patch gives it the old value
             )
             if others and (same or DRIFT in codes):
@@ -234,13 +241,13 @@ class Prover:
         of_none = _NOT_RIGHT if set(codes) & {DRIFT, *WITHOUT} else UNREACHED
         return without_gradients(result, runs, of_none if loss is not None else NO_BACKWARD)
 
-    def _in_float64(self, patch: Patch) -> list[dict[str, Any]]:
+    def _in_float64(self, patch: Patch, unread: frozenset[str]) -> list[dict[str, Any]]:
         """Return what a patched program does up to the calls that are measured, if it makes its numbers in float64."""
         key = patch.key()
         if key not in self._doubled:
             order = self._order("bare", patch)
             run = self._launcher.run(replace(order, backwards=order.after + 1, double=True))
-            self._doubled[key] = evidence.read(run.evidence)
+            self._doubled[key] = comparison.without(unread, evidence.read(run.evidence))
         return self._doubled[key]
 
     def _other_output(self, stage: Stage, kind: Kind, reference: Result, result: Result) -> str:

@@ -41,6 +41,7 @@ from noclobber.syntax.names import (
     arguments,
     call_of,
     called,
+    calls,
     definition,
     dotted,
     has_torch,
@@ -119,9 +120,8 @@ def _is_of_graph(file: File, write: ast.AugAssign) -> bool:
         if isinstance(loop, FOR) and names & names_bound(loop.target):
             names |= names_bound(loop.iter)
     given = [value_given(file, one) for name in names for one in uses(scope, name, ast.Store)]
-    return any(
-        called(one) == "grad" and is_given(one, "create_graph", True) for one in given if isinstance(one, ast.Call)
-    )
+    made = [one for one in given if isinstance(one, ast.Call) and called(one) == "grad"]
+    return any(is_given(one, "create_graph", True) for one in made)
 
 
 def _is_held_besides(file: File, write: ast.AugAssign) -> bool:
@@ -133,10 +133,8 @@ def _is_held_besides(file: File, write: ast.AugAssign) -> bool:
     held = (one for one in items if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load))
     if any(isinstance(file.above[one], (ast.Assign, ast.NamedExpr, ast.Tuple, ast.List, ast.Dict)) for one in held):
         return True
-    owners = (
-        {dotted(owner(one)) for one in walk(made, ast.Call) if called(one).endswith("parameters")} if made else set()
-    )
-    return any(dotted(one.func) in owners for one in within(scope, ast.Call))
+    modules = {dotted(owner(one)) for one in calls(made, "parameters", "named_parameters")}
+    return any(dotted(one.func) in modules for one in within(scope, ast.Call))
 
 
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:

@@ -12,9 +12,6 @@ on a gradient, a name that they bind, a list that they append to, or the state o
 no hook may read what is written. So the change is sound for weights, whose writes are part of no graph, where the
 statement makes all writes that were seen, by itself or by what it calls. The end of a `with` that writes waits in
 another way: the statements go into the block. Tried is the same for what is no weight.
-
-What PyTorch refuses because one call made several views of the memory waits for no backward: the views are made below
-it instead.
 """
 
 from __future__ import annotations
@@ -24,12 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import owns, writes_through
+from noclobber.mend.holders.holding import owns
 from noclobber.mend.order.steps import operands, together
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Write
-from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.model.seen.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
@@ -39,7 +35,6 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     is_declared,
-    is_own,
     is_untracked,
     last_name,
     names_bound,
@@ -53,7 +48,6 @@ from noclobber.syntax.tree import (
     WITH,
     File,
     Place,
-    ends,
     has_text_of_lines,
     last_line,
     starts,
@@ -75,59 +69,6 @@ def put_off(scene: Scene) -> Iterator[Change]:
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
     for one in dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)]):
         yield from _put_off(scene, read, one, cost)
-
-
-def views_later(scene: Scene) -> Iterator[Change]:
-    """`a, b = x.split(n)` moved below the write to `x` that PyTorch refuses because of these views.
-
-    Between both stands nothing but writes to `x` that leave its shape, and none comes later. The writes were never
-    made, and the views show them either way, so the values stay what they are.
-    """
-    for write in scene.writes() if scene.code == "NC303" else ():
-        file, scope, name = write.file, write.file.scope(write.statement), write.name
-        writing = list(writes_through(file, scope, name)) if name.isidentifier() else []
-        unpacked = [
-            one for one in within(scope, ast.Call) if called(one) in SPLITS and name in map(dotted, _given(one))
-        ]
-        made = file.statement(unpacked[0]) if len(unpacked) == 1 else None
-        if not isinstance(made, ast.Assign) or made.value is not unpacked[0] or write.statement not in writing:
-            continue
-        rows, first, last = together(file, made, write.statement)
-        between = rows[first + 1 : last + 1]
-        if not between or rows[first] is not made or not all(_only_writes(one, writing) for one in between):
-            continue
-        if any(starts(one) > ends(rows[last]) for one in writing) or not _are_views(file, made, between):
-            continue
-        lines = lines_of(file, made)[0], last_line(made)
-        put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
-        title = f"make the views of `{name}` after the write"
-        yield Change(title, (whole_lines(file, *lines), put), 1, Cure.LATER, is_sound=True)
-
-
-def _given(call: ast.Call) -> list[ast.expr]:
-    return [one for one in (owner(call), *values(call)) if one is not None]
-
-
-def _only_writes(row: ast.stmt, writing: Sequence[ast.stmt]) -> bool:
-    """Return True if a statement is one of some writes that leave the shape, or an `if` around nothing but these."""
-    if isinstance(row, ast.If):
-        return all(_only_writes(one, writing) for one in (*row.body, *row.orelse))
-    return row in writing and not any(called(one) in TWIN_IS_VIEW for one in walk(row, ast.Call))
-
-
-def _are_views(file: File, made: ast.Assign, between: Sequence[ast.stmt]) -> bool:
-    """Return True if a statement binds plain names of its function to views, by numbers that are the same below the
-    statements that follow."""
-    target, scope = made.targets[0], file.scope(made)
-    if not isinstance(target, ast.Tuple) or not all(isinstance(one, ast.Name) for one in target.elts):
-        return False
-    if any(isinstance(one, ast.Call) for each in _given(made.value)[1:] for one in ast.walk(each)):  # type: ignore[arg-type]
-        return False
-    used = set[str]().union(*map(names_used, between))
-    sizes = set[str]().union(*map(names_used, _given(made.value)[1:])) - {"self"}  # type: ignore[arg-type]
-    views = names_bound(target)
-    is_whole = all(file.own_lines(one) is not None for one in (made, between[-1]))
-    return is_whole and not used & (views | sizes) and all(is_own(scope, one) for one in views)
 
 
 def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:

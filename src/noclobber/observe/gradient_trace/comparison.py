@@ -90,26 +90,30 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     return Comparison(compared - unmatched, exact, wrong, unmatched)
 
 
-def besides(
-    right: list[Event],
-    found: list[Event],
-    *,
-    exact: bool,
-    stepped: bool = True,
-    kept: bool = True,
-    unread: frozenset[str] = frozenset(),
-) -> str:
+def without(attributes: frozenset[str], events: list[Event]) -> list[Event]:
+    """Return what was recorded without some attributes: what the other run has there is then compared with nothing."""
+
+    def left(seen: dict[str, Seen]) -> dict[str, Seen]:
+        return {name: one for name, one in seen.items() if _name(name).rpartition(".")[2] not in attributes}
+
+    return [event | {what: left(event[what]) for what in _NAMED if what in event} for event in events]
+
+
+_NAMED = ("buffers", "state", "bare", "held")
+"""What an event has by the names of attributes."""
+
+
+def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: bool = True, kept: bool = True) -> str:
     """Return in words what differs between two runs besides their gradients; empty where nothing does.
 
     `exact` says that the gradients are equal bit for bit. Unless `stepped`, only the buffers are compared, and not what
-    optimizers make of the gradients, or what else the program keeps. Unless `kept`, that is left out. Attributes that
-    are `unread` may hold anything.
+    optimizers make of the gradients, or what else the program keeps. Unless `kept`, that is left out.
     """
     within = _SKETCHES if exact else _ROUNDED
     return (
         (_stepped_differ(right, found, within) if stepped else "")
-        or _kept_differ(right, found, "buffers", unread=unread)
-        or (_kept_differ(right, found, "state", within, unread=unread) if stepped and kept else "")
+        or _kept_differ(right, found, "buffers")
+        or (_kept_differ(right, found, "state", within) if stepped and kept else "")
         or (_ends_differ(right, found, "held", within) if stepped else "")
         or (_ends_differ(right, found, "leaves") if exact and stepped else "")
     )
@@ -211,17 +215,16 @@ def call_of(events: list[Event], number: int) -> Event | None:
     return next((event for event in reversed(events) if event.get("number") == number), None)
 
 
-def same_before(right: Event, found: Event, which: str = "", unread: frozenset[str] = frozenset()) -> tuple[str, bool]:
+def same_before(right: Event, found: Event, which: str = "") -> tuple[str, bool]:
     """Compare what two runs computed before a backward call: the loss, and what the program keeps. `which` loss it is,
-    in a word with a blank. Attributes that are `unread` may hold anything.
+    in a word with a blank.
 
     Returns in words what differs, empty where nothing does, and whether the loss is equal to the last bit.
     """
     same = _all_same(right["roots"], found["roots"])
     if same is None:
         return f"the {which}loss is different", False
-    kept = (_kept_differ([right], [found], what, unread=unread) for what in ("buffers", "state"))
-    return next(filter(None, kept), ""), same
+    return _kept_differ([right], [found], "buffers") or _kept_differ([right], [found], "state"), same
 
 
 def transforms(right: list[Event], found: list[Event]) -> int:
@@ -397,9 +400,7 @@ def _name(known: str) -> str:
     return known.rpartition(": ")[2].lstrip("0123456789").lstrip()
 
 
-def _kept_differ(
-    right: list[Event], found: list[Event], what: str, within: float = _SKETCHES, *, unread: frozenset[str]
-) -> str:
+def _kept_differ(right: list[Event], found: list[Event], what: str, within: float = _SKETCHES) -> str:
     """Return in words what the program keeps and differs; empty where nothing does. `what` is "buffers" or "state".
 
     It must be equal at each backward call, and at the end where both programs come to their own end. A patch may move
@@ -409,8 +410,6 @@ def _kept_differ(
     rows = list(zip(_kept_at(right, end=False), _kept_at(found, end=False), strict=False))
     ends = list(zip(_kept_at(right, end=True), _kept_at(found, end=True), strict=False))
     for name in dict.fromkeys(name for one, _ in (*rows, *ends) for name in one[what]):
-        if _name(name).rpartition(".")[2] in unread:
-            continue
         pairs, last = _pairs(rows, what, name), _pairs(ends, what, name)
         if not all(_alike(*pair, within) for pair in last):
             return f"in the end {_said(what, name)}"

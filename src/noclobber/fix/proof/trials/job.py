@@ -151,6 +151,8 @@ class Result:
     """The file that the gradients are in."""
     printed: str = ""
     """What went to stdout."""
+    files: tuple[str, ...] = ()
+    """The program's own files that it had imported by then, the script among them."""
 
     def to_json(self) -> str:
         """As JSON."""

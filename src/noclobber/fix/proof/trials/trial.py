@@ -92,6 +92,7 @@ class TrialProcess(Member):
         self._error = ""
         """What ended a child, in one line."""
         self._concluded = False
+        self._script = ""
 
     def begin(self, how: How = "first") -> None:
         """Serve the patched source, and carry out the order as soon as torch is imported."""
@@ -108,7 +109,9 @@ class TrialProcess(Member):
         if self._ask_for_dynamo is not None and DYNAMO not in sys.modules:  # imported there while it is imported here
             sys.meta_path.insert(0, _At(DYNAMO, self._ask_for_dynamo))
         try:
-            error = program.execute(program.load(words, self._served.read))
+            loaded = program.load(words, self._served.read)
+            self._script = os.path.abspath(loaded.argv[0])
+            error = program.execute(loaded)
         except program.NotAProgram as reason:
             self._finish(Ended.REFUSED, error=str(reason))
         if error is not None:
@@ -258,6 +261,7 @@ class TrialProcess(Member):
         """Write what came of this process so far."""
         seen = self._evidence
         result = Result(ended=ended, error=error, lost=self._lost, torch="torch" in sys.modules)
+        result.files = tuple(program.own_files(self._script))
         if self._peak is not None:
             with suppress(RuntimeError):
                 result.peak = self._peak.end()
