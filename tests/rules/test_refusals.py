@@ -141,7 +141,7 @@ def test_a_write_below_a_view_is_blamed_where_it_was_not_where_it_surfaces() -> 
     finding = found(Refusal(SEVERAL, program.at("a * 2"), "aten::add_", created=created, written=written))
     roles = [(label.role, label.span.line, label.primary) for label in finding.labels]
     assert roles == [("create", 1, False), ("write", 2, True), ("read", 3, False)]
-    assert helped(finding).startswith("write out of place\n")
+    assert helped(finding).startswith("make the views after the write, if they are to show it\n")
     unknown = found(Refusal(SEVERAL, program.at("a * 2"), call="access"))
     assert told(unknown, "read").text == "the view is used here, after the write to its base"
 

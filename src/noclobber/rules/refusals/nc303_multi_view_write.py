@@ -50,8 +50,12 @@ from noclobber.syntax.writes import WriteSyntax
 
 
 def _below(refusal: Refusal) -> list[Help]:
-    words = "clone the parts where they are made: `a, b = (part.clone() for part in x.split(2))`"
-    return [ASIDE, f"or {words}"] if is_rebindable(write_of(refusal.written), refused=True) else [words]
+    clone = "clone them where they are made: `a, b = (part.clone() for part in x.split(2))`"
+    aside = "write out of place, or " * is_rebindable(write_of(refusal.written), refused=True)
+    return [
+        Suggestion("make the views after the write, if they are to show it", cure=Cure.LATER),
+        f"or, if they are to keep the old values: {aside}{clone}",
+    ]
 
 
 def _helps(refusal: Refusal) -> list[Help]:
