@@ -96,7 +96,11 @@ def without(attributes: frozenset[str], events: list[Event]) -> list[Event]:
     def left(seen: dict[str, Seen]) -> dict[str, Seen]:
         return {name: one for name, one in seen.items() if _name(name).rpartition(".")[2] not in attributes}
 
-    return [event | {what: left(event[what]) for what in _NAMED if what in event} for event in events]
+    # What a step "held" are the weights of its optimizer, in their order.
+    return [
+        event if event["kind"] == "stepped" else event | {what: left(event[what]) for what in _NAMED if what in event}
+        for event in events
+    ]
 
 
 _NAMED = ("buffers", "state", "bare", "held")
