@@ -102,6 +102,13 @@ def test_agents_step_in_a_loop_of_their_own() -> None:
         "    for agent in agents:",
         "        agent.opt.step()",
     ]
+    own = 'inputs=[p for group in agent.opt.param_groups for p in group["params"]]'
+    assert found[2].split("\n")[3:7] == [
+        "        agent.opt.zero_grad()",
+        f"        loss.backward(retain_graph=True, {own})",
+        "    for agent in agents:",
+        "        agent.opt.step()",
+    ]
 
 
 STATES = [

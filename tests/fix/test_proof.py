@@ -257,6 +257,28 @@ def test_what_an_activation_overwrote_is_compared_with_a_run_that_asks_for_what_
     assert it.judged(("inplace=True", "inplace=False"), ("* 3", "* 3.01")).differs
 
 
+def test_a_stale_cast_is_compared_with_a_run_whose_autocast_keeps_no_casts(bench):
+    text = (
+        "import torch\n"
+        "w, x = torch.ones(1, 2, requires_grad=True), torch.ones(1, 2)\n"
+        "with torch.autocast('cpu', torch.bfloat16):\n"
+        "    for _ in range(2):\n"
+        "        w.grad = None\n"
+        "        torch.nn.functional.linear(x, w).float().square().sum().backward()\n"
+        "        w.data.sub_(w.grad, alpha=0.125)\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC211"
+    right = it.judged(("torch.bfloat16)", "torch.bfloat16, cache_enabled=False)"))
+    assert right.level is Level.PROVEN
+    assert "where autocast keeps no casts" in right.proof
+    gradients = [
+        gradient.tolist() for event in evidence.read(right.result.evidence)[:2] for _, gradient, _ in event["leaves"]
+    ]
+    assert gradients == [[[4, 4]], [[2, 2]]]  # by hand: 2 * (w @ x), where w is 1 and then 1 - 0.125 * 4
+    assert it.judged(("0.125", "0")).differs
+
+
 def test_gradients_that_nothing_makes_right_are_not_compared(bench):
     text = (
         "import torch\n"

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from noclobber.fix.proof.trials.job import FORWARD, Mode, Order, Result
+from noclobber.fix.proof.trials.job import FORWARD, Mode, Order, Result, Right
 from noclobber.fix.proof.trials.launcher import Launcher, Trial
 
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.forward_mode import Along
 
-Kind = Literal["full", "step", "backward", "handed", "before", "derivative", "updated"]
-WHOLE: tuple[Kind, ...] = ("full", "handed", "before")
+Kind = Right | Literal["derivative", "updated"]
+WHOLE: tuple[Kind, ...] = ("full", "handed", "before", "recast")
 """Those of which nothing is cut off."""
 
 WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210", "NC211")
@@ -22,6 +22,8 @@ HANDED = "NC206"
 """Of these what is about gradients that Python code is handed and writes: handing out clones gives the right ones."""
 ASKED = "NC209"
 """The code of findings about gradients with respect to an overwritten tensor. The reference asks for the old value."""
+CAST = "NC211"
+"""The code of findings about casts that autocast keeps. In the reference it keeps none."""
 DRIFT = "NC205"
 """Regions that run again get their old bytes if saves are preserved, but not if they are cloned. Other causes of drift
 (random numbers, flags) remain: gradients that match are right, and gradients that do not match may be right too."""
@@ -45,6 +47,7 @@ _WORDS = {
     "backward": "; gradients that reach back into an earlier backward call are left out",
     "handed": ", where hooks and custom backwards get clones of gradients",
     "before": ", with respect to the values from before the write",
+    "recast": ", where autocast keeps no casts",
     "derivative": "",
     "updated": " and its write to a leaf as an update",
 }
@@ -57,9 +60,9 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
     """
     codes = set(codes)
     if codes & set(WITHOUT):
-        kinds: dict[frozenset[str], Kind] = {frozenset({HANDED}): "handed", frozenset({ASKED}): "before"}
-        kind = kinds.get(frozenset(codes & set(WITHOUT)))
-        return (kind,) if kind else ()
+        kinds: dict[str, Kind] = {HANDED: "handed", ASKED: "before", CAST: "recast"}
+        of_these = codes & set(WITHOUT)
+        return tuple(kinds[one] for one in of_these if one in kinds) if len(of_these) == 1 else ()
     if is_refused(codes) and not calls:
         return ("derivative",)
     if "NC104" in codes:
@@ -165,8 +168,8 @@ class References:
         return Reference(kind, evidence.read(result.evidence), result, _WORDS[kind])
 
     def _order(self, mode: Mode, kind: Kind) -> Order:
-        cut: Literal["", "step", "backward"] = kind if kind in ("step", "backward") else ""
-        return replace(self.order, mode=mode, truncation=cut, handing=kind == "handed", before=kind == "before")
+        right: Right = "full" if kind == "derivative" or kind == "updated" else kind
+        return replace(self.order, mode=mode, right=right)
 
 
 def _mode(kind: Kind) -> Mode:

@@ -12,6 +12,7 @@ from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.baselines import (
     ASKED,
+    CAST,
     DRIFT,
     HANDED,
     WHOLE,
@@ -184,7 +185,7 @@ class Prover:
             if kind == "derivative":
                 return derived()
             reference = stage.references.get(kind)
-            codes -= {HANDED} if kind == "handed" else set()
+            codes -= {"handed": {HANDED}, "recast": {CAST}}.get(kind, set())
             codes.update(one.code for one in reference.result.findings)
             codes -= {ASKED} if kind == "before" else set()  # it asks as it did; the answer is another
             if not reference.result.calls and not codes & {DRIFT, *WITHOUT}:

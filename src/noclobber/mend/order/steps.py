@@ -241,6 +241,10 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
         edits = [first, *(remove(file, row) for row in zeros), later]
         yield from change("run every backward before the first step", edits, 2)
     yield Change("step in a second loop, after every backward", (later,), 3)
+    if (call := _backward_without(read, "inputs")) is not None:
+        inputs = with_argument(file, call, f"inputs={_parameters_of(file, name, call)}")
+        title = f"step in a second loop, and compute gradients in the first only for the parameters of `{name}`"
+        yield Change(title, (inputs, later), 4)
 
 
 def _end_of_update(rows: list[ast.stmt], second: int) -> int:

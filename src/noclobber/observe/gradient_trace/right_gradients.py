@@ -1,7 +1,7 @@
 """Makes a program's own run give what a patch is compared with: right gradients, or the loss alone.
 
 Each function removes one cause of wrong gradients: saves get copies that nobody overwrites, Python code gets gradients
-of its own, tensors count as they were before an activation, or reverse mode is off.
+of its own, tensors count as they were before an activation, weights are cast anew, or reverse mode is off.
 """
 
 from __future__ import annotations
@@ -118,6 +118,12 @@ def _clone(argument: object) -> object:
     if isinstance(argument, list):
         return list(map(_clone, argument))
     return argument.clone() if isinstance(argument, torch.Tensor) else argument
+
+
+def keep_no_casts() -> None:
+    """Make autocast cast a weight each time that it is used, so that no cast is older than the weight."""
+    native = torch.set_autocast_cache_enabled  # each thread has a flag of its own
+    Patches().put(torch, "set_autocast_cache_enabled", lambda enabled: native(False))
 
 
 def before_write(asked: torch.Tensor, node: int) -> object:

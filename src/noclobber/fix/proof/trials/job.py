@@ -23,6 +23,11 @@ derivative, updated: with gradients off, for the loss that a backward begins fro
 leaf is part of what is computed, or makes it another leaf.
 hints: under watch, for hints; memory: under nothing but PyTorch's profiler, for the peak of memory."""
 
+Right = Literal["full", "step", "backward", "handed", "before", "recast"]
+"""What makes the gradients of a reference right, besides the saves that are kept: nothing else; what reaches back over
+a step or into an earlier backward call is left out; hooks and custom backwards get clones of gradients; gradients are
+asked for with respect to what activations in place have overwritten; autocast keeps no casts of weights."""
+
 FORWARD: tuple[Mode, ...] = ("derivative", "updated")
 """Those without reverse mode, which end where the backward would begin."""
 
@@ -71,10 +76,8 @@ class Order:
     whole: int = 3
     """At the begin and the end, calls whose gradients are kept whole and not only as sketches."""
     served: dict[str, bytes] = field(default_factory=dict)
-    truncation: Literal["", "step", "backward"] = ""
+    right: Right = "full"
     retaining: bool = False
-    handing: bool = False
-    """Whether hooks and custom backwards get clones of gradients."""
     selection: Selection = field(default_factory=Selection)
     """Which findings count in a search, and are to be gone with a patch."""
     after: int = 0
@@ -85,8 +88,6 @@ class Order:
     """The number of the direction that they are moved along."""
     double: bool = False
     """Whether numbers are made in float64 where the program does not say which type they have."""
-    before: bool = False
-    """Whether gradients are asked for with respect to what activations in place have overwritten."""
     fresh: bool = False
     """Whether the program is run by an interpreter that has imported nothing yet, as under `python`."""
     process: str = ""

@@ -161,11 +161,11 @@ class TrialProcess(Member):
             order.seconds,
             wanted="loss" if mode in ("search", "hints", "memory", *FORWARD) else "gradients",
             whole=order.whole,
-            truncation=order.truncation,
+            truncation=order.right if order.right in ("step", "backward") else "",
             retaining=order.retaining,
             forward=self._tangents,
             after=order.after,
-            before=subscription.overwritten_by if order.before else None,
+            before=subscription.overwritten_by if order.right == "before" else None,
         )
         seen.full = self._enough
         if mode in FORWARD:
@@ -176,8 +176,10 @@ class TrialProcess(Member):
         seen.looked = self._looked
         if order.double:
             right_gradients.in_float64()
-        if order.handing:
+        if order.right == "handed":
             right_gradients.hand_out_clones()
+        if order.right == "recast":
+            right_gradients.keep_no_casts()
         seen.arm(self._watch())
         if mode == "memory":
             self._measure()
