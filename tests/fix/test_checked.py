@@ -140,6 +140,34 @@ def test_what_differs_from_run_to_run_is_not_checked(bench):
     assert it.judged(("torch.sigmoid(h, out=out)", "out = torch.sigmoid(h)")).level is Level.UNPROVEN
 
 
+ADAPTED = """\
+import torch
+net = torch.nn.Linear(2, 1)
+x, y = torch.randn(5, 2), torch.randn(5, 1)
+fast = dict(net.named_parameters())
+for _ in range(2):
+    loss = (torch.func.functional_call(net, fast, (x,)) - y).square().mean()
+    grad = torch.autograd.grad(loss, fast.values(), create_graph=True)[0]
+    fast["weight"] -= 0.1 * grad
+torch.func.functional_call(net, fast, (x,)).tanh().sum().backward()
+"""
+
+
+def test_a_loop_that_adapts_weights_is_checked_by_differences_of_the_patched_program_itself(bench):
+    it = bench(ADAPTED)
+    assert it.finding.code == "NC301"
+    right = it.judged(('fast["weight"] -= 0.1 * grad', 'fast["weight"] = fast["weight"] - 0.1 * grad'))
+    assert right.level is Level.CHECKED, (right.why, right.proof)
+    assert f"gradient of backward call 3 agrees with {CENTRAL.partition('with ')[2]}, in float64" in right.proof
+    for wrong in (
+        'fast["weight"] = fast["weight"] - 0.1 * grad.detach()',
+        'fast["weight"] = (fast["weight"] - 0.1 * grad).detach().requires_grad_()',
+        'torch.no_grad().__enter__(); fast["weight"] -= 0.1 * grad; torch.set_grad_enabled(True)',
+    ):
+        judged = it.judged(('fast["weight"] -= 0.1 * grad', wrong))
+        assert judged.level is Level.UNPROVEN, (wrong, judged.why, judged.proof)
+
+
 MAPPED = """\
 import torch
 net = torch.nn.Linear(3, 2)

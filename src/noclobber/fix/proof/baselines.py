@@ -84,6 +84,29 @@ class Differences:
     along: list[Along]
 
 
+def differences(launcher: Launcher, order: Order) -> Iterator[Differences]:
+    """Central differences of what the backward call after those of an `order` begins from."""
+    from noclobber.observe.gradient_trace import central_differences, comparison, evidence, forward_mode
+
+    def started(step: float, direction: int = 0) -> Trial:
+        return launcher.start(replace(order, step=step, direction=direction))
+
+    def loss(trial: Trial) -> dict[str, Any] | None:
+        return comparison.call_of(evidence.read(trial.result().evidence), order.after + 1)
+
+    if (still := loss(started(0.0))) is None:
+        return
+    for precision in central_differences.precisions_of(still):
+        along = []
+        for direction in range(forward_mode.DIRECTIONS):
+            both = [started(sign * precision.step, direction) for sign in (1, -1)]
+            ahead, behind = map(loss, both)
+            if ahead is None or behind is None:
+                return
+            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], precision))
+        yield Differences(still, along)
+
+
 class References:
     """The runs of one program that give right gradients, each made once and by an `order` that says the rest.
 
@@ -93,8 +116,7 @@ class References:
 
     def __init__(self, launcher: Launcher, order: Order) -> None:
         self._launcher, self.order = launcher, order
-        self._differences: dict[tuple[Kind, bool], list[Differences]] = {}
-        self._still: dict[tuple[Kind, bool], dict[str, Any] | None] = {}
+        self._differences: dict[tuple[Kind, bool], tuple[list[Differences], Iterator[Differences]]] = {}
         self._started: dict[Kind, Trial] = {}
         self._known: dict[Kind, Reference] = {}
         self._again: dict[Kind, Reference] = {}
@@ -131,36 +153,14 @@ class References:
     def differences(self, kind: Kind, *, double: bool) -> Iterator[Differences]:
         """Central differences, `double` in float64, with one step after the other; none where the program does not run
         so."""
-        known = self._differences.setdefault((kind, double), [])
+        if (kind, double) not in self._differences:
+            order = replace(self._order(_mode(kind), kind), double=double)
+            self._differences[kind, double] = [], differences(self._launcher, order)
+        known, more = self._differences[kind, double]
         yield from known
-        yield from self._differ(kind, double, known)
-
-    def _differ(self, kind: Kind, double: bool, known: list[Differences]) -> Iterator[Differences]:
-        from noclobber.observe.gradient_trace import central_differences, comparison, evidence, forward_mode
-
-        order = replace(self._order(_mode(kind), kind), double=double)
-
-        def started(step: float, direction: int = 0) -> Trial:
-            return self._launcher.start(replace(order, step=step, direction=direction))
-
-        def loss(trial: Trial) -> dict[str, Any] | None:
-            return comparison.call_of(evidence.read(trial.result().evidence), self.order.after + 1)
-
-        if (kind, double) not in self._still:
-            self._still[kind, double] = loss(started(0.0))
-        still = self._still[kind, double]
-        if still is None:
-            return
-        for precision in central_differences.precisions_of(still)[len(known) :]:
-            along = []
-            for direction in range(forward_mode.DIRECTIONS):
-                both = [started(sign * precision.step, direction) for sign in (1, -1)]
-                ahead, behind = map(loss, both)
-                if ahead is None or behind is None:
-                    return
-                along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], precision))
-            known.append(Differences(still, along))
-            yield known[-1]
+        for one in more:
+            known.append(one)
+            yield one
 
     def _reference(self, kind: Kind, result: Result) -> Reference:
         from noclobber.observe.gradient_trace import evidence

@@ -1,21 +1,23 @@
 """Checks a patch of a refused write by the function that the program computes.
 
 There are no gradients to compare with. But with gradients off PyTorch refuses no write: the program then gives the
-loss, and its derivative by forward mode or by central differences.
+loss, and its derivative by forward mode or by central differences. Where neither knows it, as the program computes with
+gradients, a later loss of the patched program is compared with that program's own central differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.fix.proof.baselines import Kind, Reference, References
+from noclobber.fix.proof.baselines import Differences, Kind, Reference, References, differences
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.trials import printed
-from noclobber.fix.proof.trials.job import Ended, Result
-from noclobber.observe.gradient_trace import comparison, forward_mode
+from noclobber.fix.proof.trials.job import Ended, Order, Result
+from noclobber.fix.proof.trials.launcher import Launcher
+from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
 
 NO_BACKWARD = "no backward call runs with the patch, so there are no gradients to compare"
 UNREACHED = "there are no gradients to compare with, because without the patch the program ends before them"
@@ -24,6 +26,9 @@ _DISAGREES = (
     "values are detached"
 )
 _OF_ITS_OWN = "its gradient is not that of forward mode, but the program makes gradients of its own"
+_FURTHEST = 32
+"""The last backward call that is compared with the patched program's own central differences."""
+_CENTRAL = f"central differences of its own loss along {forward_mode.DIRECTIONS} random directions"
 BEYOND = "later calls cannot be compared: without the patch the program ends before them"
 
 
@@ -42,11 +47,35 @@ class Stage:
     of_itself: bool = False
 
 
+@dataclass(slots=True)
+class Alone:
+    """The patched program under nothing, with its numbers in float64 where it does not say which type they have.
+
+    What it keeps under `unread` attributes is not compared.
+    """
+
+    launcher: Launcher
+    order: Order
+    unread: frozenset[str]
+    _runs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def events(self, calls: int) -> list[dict[str, Any]]:
+        """What is recorded up to some number of backward calls, each with its derivatives."""
+        if calls not in self._runs:
+            run = self.launcher.run(replace(self.order, backwards=calls, after=calls - 1, whole=calls))
+            self._runs[calls] = comparison.without(self.unread, evidence.read(run.evidence))
+        return self._runs[calls]
+
+    def differences(self, number: int) -> Iterable[Differences]:
+        """Central differences of what the backward call of a number begins from."""
+        return differences(self.launcher, replace(self.order, mode="moved", backwards=number, after=number - 1))
+
+
 def by_derivative(
     stage: Stage,
     found: list[dict[str, Any]],
     result: Result,
-    doubled: Callable[[], list[dict[str, Any]]],
+    alone: Alone,
     *,
     said: str = "",
 ) -> Verdict:
@@ -54,7 +83,7 @@ def by_derivative(
 
     A write to a leaf may be an update or a part of what is computed, and only the patch says which. But if the written
     value depends on other leaves, an update would leave them without a gradient. `said` are the words on the calls
-    before. `doubled` runs the patched program in float64.
+    before. `alone` runs the patched program in float64.
     """
     its, known = comparison.call_of(found, stage.after + 1), True
     which = "next" if stage.after else "first"
@@ -69,7 +98,7 @@ def by_derivative(
             return Verdict(False, why=differing, differs=True, result=result)
         equal = "to the last bit to" if exact else "up to rounding to"
         loss = f"{said}{which} loss equal {equal} what it is with gradients off{reference.words}"
-        how = _agreement(stage, kind, right, its, doubled)
+        how = _agreement(stage, kind, right, its, alone)
         if how:
             proof = f"{loss}; gradient agrees with {how}; {BEYOND}"
             return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
@@ -79,6 +108,9 @@ def by_derivative(
     if known and not reference.result.custom and not reference.result.given:
         why = "its gradient is not the one that forward mode gives without the patch"
         return Verdict(False, why=why, differs=True, result=result)
+    if not known and (how := _own_agreement(stage.after, alone)):
+        proof = f"{loss}; {how}; {BEYOND}"
+        return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
     return replace(without_gradients(result, f"{loss}; ", _OF_ITS_OWN if known else _DISAGREES), comparable=True)
 
 
@@ -87,7 +119,7 @@ def _agreement(
     kind: Kind,
     right: dict[str, Any],
     its: dict[str, Any],
-    doubled: Callable[[], list[dict[str, Any]]],
+    alone: Alone,
 ) -> str | None:
     """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing gives
     its derivative, or not for sure."""
@@ -97,18 +129,40 @@ def _agreement(
     if not all(one[1] for one in ours):
         return None
     for double in (True, False):
-        is_same = False
-        for differences in stage.references.differences(kind, double=double):
-            call = comparison.call_of(doubled(), stage.after + 1) if double else its
-            if call is None or comparison.same_before(differences.still, call)[0]:
-                break
-            is_same, pairs = True, list(zip(differences.along, call.get("along", []), strict=False))
-            if len(pairs) == len(differences.along) and all(forward_mode.same(*pair) for pair in pairs):
-                where = ", in float64" if double else ""
-                return f"central differences of its own loss along {len(pairs)} random directions{where}"
-        if is_same:
+        call = comparison.call_of(alone.events(stage.after + 1), stage.after + 1) if double else its
+        agrees = _agrees(stage.references.differences(kind, double=double), call)
+        if agrees:
+            return _CENTRAL + ", in float64" * double
+        if agrees is False:
             break
     return None
+
+
+def _agrees(found: Iterable[Differences], call: dict[str, Any] | None) -> bool | None:
+    """Return True if a backward call has the derivatives that some central differences give; None where it has none, or
+    the others are of another loss."""
+    agrees = None
+    for one in found if call is not None and call["along"] else ():
+        if call is None or comparison.same_before(one.still, call)[0]:
+            break
+        pairs = list(zip(one.along, call["along"], strict=False))
+        agrees = len(pairs) == len(one.along) and all(forward_mode.same(*pair) for pair in pairs)
+        if agrees:
+            break
+    return agrees
+
+
+def _own_agreement(after: int, alone: Alone) -> str:
+    """Return in words that the next backward call of a patched program that adds to `.grad` agrees with the central
+    differences of the program as it is patched; empty if it does not, or if a step comes before that call."""
+    for event in alone.events(_FURTHEST):
+        number = event.get("number", 0)
+        if event["kind"] == "step":
+            break
+        if event["kind"] == "backward" and number > after:
+            agrees = _agrees(alone.differences(number), event)
+            return f"gradient of backward call {number} agrees with {_CENTRAL}, in float64" if agrees else ""
+    return ""
 
 
 def _without_a_call(

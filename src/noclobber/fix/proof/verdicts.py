@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,15 @@ from noclobber.fix.proof.baselines import (
     is_refused,
     kinds_for,
 )
-from noclobber.fix.proof.derivatives import BEYOND, NO_BACKWARD, UNREACHED, Stage, by_derivative, without_gradients
+from noclobber.fix.proof.derivatives import (
+    BEYOND,
+    NO_BACKWARD,
+    UNREACHED,
+    Alone,
+    Stage,
+    by_derivative,
+    without_gradients,
+)
 from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.trials import printed
 from noclobber.fix.proof.trials.job import Ended, Mode, Order, Result
@@ -57,7 +65,6 @@ class Prover:
         """How many backward calls each run makes, at most."""
         self._stages: list[Stage] = []
         self.as_it_is = References(launcher, self._order("reference", Patch()))
-        self._doubled: dict[object, list[dict[str, Any]]] = {}
 
     @property
     def codes(self) -> frozenset[str]:
@@ -156,9 +163,9 @@ class Prover:
         if not result.findings and not self._ends_as_before(result):
             return Verdict(False, why=result.failure, result=result)
         verdicts = []
+        alone = Alone(self._launcher, replace(self._order("bare", patch), double=True), unread)
         for stage in self._stages:
-            doubled = partial(self._in_float64, patch, unread)
-            verdicts.append(self._at(stage, found, result, doubled))
+            verdicts.append(self._at(stage, found, result, alone))
             if not verdicts[-1].right:
                 return verdicts[-1]
         least = max(verdicts, key=lambda one: list(Level).index(one.level))
@@ -173,14 +180,14 @@ class Prover:
         stage: Stage,
         found: list[dict[str, Any]],
         result: Result,
-        doubled: Callable[[], list[dict[str, Any]]],
+        alone: Alone,
     ) -> Verdict:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings
         differences: list[str] = []
         of_loss = False
         codes = set(stage.codes)
-        derived = partial(by_derivative, stage, found, result, doubled)
+        derived = partial(by_derivative, stage, found, result, alone)
         for kind in kinds_for(stage.codes, stage.after):
             if kind == "derivative":
                 return derived()
@@ -241,15 +248,6 @@ class Prover:
         runs = f"it runs without an error or a finding{', and its first loss is the same' * known}; "
         of_none = _NOT_RIGHT if set(codes) & {DRIFT, *WITHOUT} else UNREACHED
         return without_gradients(result, runs, of_none if loss is not None else NO_BACKWARD)
-
-    def _in_float64(self, patch: Patch, unread: frozenset[str]) -> list[dict[str, Any]]:
-        """Return what a patched program does up to the calls that are measured, if it makes its numbers in float64."""
-        key = patch.key()
-        if key not in self._doubled:
-            order = self._order("bare", patch)
-            run = self._launcher.run(replace(order, backwards=order.after + 1, double=True))
-            self._doubled[key] = comparison.without(unread, evidence.read(run.evidence))
-        return self._doubled[key]
 
     def _other_output(self, stage: Stage, kind: Kind, reference: Result, result: Result) -> str:
         """Return how the output or the end of a patched run differs from the reference; empty if it does not, or if

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from noclobber.observe.gradient_trace.forward_mode import Along, ForwardMode, direction, is_on
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.evidence import Event
@@ -61,6 +62,23 @@ class Moved(ForwardMode):
         for key, (leaf, _) in list(self._leaves.items()):
             if is_on(leaf, used[0]) and (place := self._places.pop(key, None)) is not None:
                 leaf.data.copy_(place)
+
+
+class MovedAtFirst(Moved):
+    """The same in a program that records its gradients as ever: it may need some for what it computes next."""
+
+    def begin(self) -> None:
+        """Move leaves from now on."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def _called(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        for tensor in tensors_in(args, kwargs):
+            if not tensor._is_view() and tensor.requires_grad and tensor.is_leaf:
+                self._meet(tensor)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._look(recorded=False, given=False)  # a leaf that gets its first values here is moved again
 
 
 def _writes(func: Callable[..., object]) -> bool:

@@ -178,7 +178,8 @@ def is_on(tensor: torch.Tensor, written: torch.Tensor) -> bool:
 
 def _is_of_leaf(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is a view of a leaf: it requires a gradient too, even where none is recorded."""
-    return tensor._is_view() and tensor._base is not None and tensor._base.requires_grad
+    base = tensor._base if tensor._is_view() else None
+    return base is not None and base.requires_grad and base.is_leaf
 
 
 def _apart(func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -16,11 +16,12 @@ from noclobber.model.reports.report import Report
 from noclobber.render.judged import left_out
 from noclobber.settings.selection import Selection
 
-Mode = Literal["search", "watch", "bare", "reference", "clones", "derivative", "updated", "hints", "memory"]
+Mode = Literal["search", "watch", "bare", "reference", "clones", "derivative", "updated", "moved", "hints", "memory"]
 """search: under watch, for findings, as far as it takes. watch, bare: under watch or under nothing, for gradients.
 reference, clones: with what backward needs preserved, or with a clone of whatever is saved, for the right gradients.
 derivative, updated: with gradients off, for the loss that a backward begins from and its derivative, where a write to a
 leaf is part of what is computed, or makes it another leaf.
+moved: under nothing, with the leaves moved from the first line on, for the loss that a backward begins from.
 hints: under watch, for hints; memory: under nothing but PyTorch's profiler, for the peak of memory."""
 
 Right = Literal["full", "step", "backward", "handed", "before", "recast"]

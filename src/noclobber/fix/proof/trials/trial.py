@@ -144,7 +144,7 @@ class TrialProcess(Member):
     def _torch_is_there(self) -> None:
         from noclobber.observe.arming import subscription
         from noclobber.observe.gradient_trace import evidence, right_gradients
-        from noclobber.observe.gradient_trace.central_differences import Moved
+        from noclobber.observe.gradient_trace.central_differences import Moved, MovedAtFirst
         from noclobber.observe.gradient_trace.forward_mode import ForwardMode
 
         generators.begin_torch()
@@ -159,7 +159,7 @@ class TrialProcess(Member):
         seen = self._evidence = evidence.Evidence(
             sys.maxsize if mode == "search" else order.backwards,
             order.seconds,
-            wanted="loss" if mode in ("search", "hints", "memory", *FORWARD) else "gradients",
+            wanted="loss" if mode in ("search", "hints", "memory", "moved", *FORWARD) else "gradients",
             whole=order.whole,
             truncation=order.right if order.right in ("step", "backward") else "",
             retaining=order.retaining,
@@ -168,8 +168,9 @@ class TrialProcess(Member):
             before=subscription.overwritten_by if order.right == "before" else None,
         )
         seen.full = self._enough
-        if mode in FORWARD:
+        if mode in ("moved", *FORWARD):
             seen.started = seen.full
+        if mode in FORWARD:
             right_gradients.compile_nothing()
             right_gradients.permit_inference_writes()
             right_gradients.map_by_loops()
@@ -186,7 +187,9 @@ class TrialProcess(Member):
         if self.session.started:
             self.watched = True
             self._watching()
-        if self._tangents is not None and order.after:
+        if mode == "moved":
+            MovedAtFirst(updates=False, step=order.step or 0.0, number=order.direction).begin()
+        elif self._tangents is not None and order.after:
             seen.reached = self._tangents.begin
         elif self._tangents is not None:
             self._tangents.begin()
@@ -215,7 +218,7 @@ class TrialProcess(Member):
         mode = self._order.mode
         if mode == "clones":
             return right_gradients.clone_saves
-        if mode in ("bare", "memory", *FORWARD):
+        if mode in ("bare", "memory", "moved", *FORWARD):
             return lambda: None
         return self.session.start
 
