@@ -49,8 +49,14 @@ class Scene:
             return None
 
     def places(self, *roles: Role) -> list[Place]:
-        """The places of the labels of some roles, in the order of the labels. A decorator's `@` is no place."""
-        found = [self.at(one.span) for one in self.finding.labels if one.role in roles]
+        """The places of the labels of some roles, in the order of the labels. A decorator's `@` is no place.
+
+        No label shows where the backward begins that runs a region again.
+        """
+        spans, event = [one.span for one in self.finding.labels if one.role in roles], self.finding.event
+        if "read" in roles and isinstance(event, Drift) and event.read.site is not None:
+            spans.append(event.read.site.span())
+        found = [self.at(one) for one in spans]
         return [one for one in found if one is not None]
 
     def at(self, span: Span) -> Place | None:

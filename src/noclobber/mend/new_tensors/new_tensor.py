@@ -28,7 +28,7 @@ from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import may_be_kept, place_written
-from noclobber.mend.holders.seen import are_over, holders_at
+from noclobber.mend.holders.seen import are_over, holders_at, is_over
 from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
@@ -92,7 +92,8 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         if scene.is_refused and not (given or is_read_on(write)):
             continue
         is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
-        yield from rebound(write, 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1)
+        cost = 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1
+        yield from rebound(write, cost, is_sound=_is_read_last(scene, write))
         yield from _refilled(write)
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
@@ -137,13 +138,29 @@ def _is_held_besides(file: File, write: ast.AugAssign) -> bool:
     return any(dotted(one.func) in modules for one in within(scope, ast.Call))
 
 
+def _is_read_last(scene: Scene, write: WriteSyntax) -> bool:
+    """`peaks.append(h.abs_().max())`: whether the statement uses the value of the only write, and nothing reads the
+    written memory after that, by the name or by another."""
+    file, row, name = write.file, write.statement, write.name
+    if scene.is_refused or scene.drifts or not isinstance(write.target, ast.Name) or hasattr(row, "body"):
+        return False
+    if write.call is None or write.call is call_of(row) or not scene.lines_written(file) <= {*_lines(row)}:
+        return False
+    is_alone = holds_alone(file, name, row, write.target, holders_at(scene.finding, file, row))
+    is_last = is_alone and is_over(file, name, row, is_written=False)
+    return is_last and scene.keeps_type(file) and _SHAPING.isdisjoint(scene.ops())
+
+
+def _lines(row: ast.stmt) -> range:
+    return range(row.lineno, last_line(row) + 1)
+
+
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
     """Return True if `h[i] += e` puts the result back into a tensor; where `h` is a list, nothing is copied."""
-    last = last_line(write.statement)
     return not isinstance(write.statement, ast.AugAssign) or any(
         one.op.endswith(("::copy_", "::fill_", "::index_put_"))
         and one.site is not None
-        and write.statement.lineno <= one.site.line <= last
+        and one.site.line in _lines(write.statement)
         for one in scene.finding.writes
     )
 

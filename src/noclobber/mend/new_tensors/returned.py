@@ -180,14 +180,14 @@ def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
     )
 
 
-def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False) -> Iterator[Change]:
+def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False, is_sound: bool = False) -> Iterator[Change]:
     """The write with a new tensor for its result, bound to the name of the old one where the statement has no other.
 
     None for a write into an argument that only the caller reads; a hook returns the new tensor instead.
     """
     edits = out_of_place(write)
     if not is_in_vain(write, edits):
-        yield from change(TITLE, edits, cost)
+        yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
     elif in_hook or _is_in_hook(write):
         title = f"{TITLE}, and return the result from the hook"
         yield from change(title, returning(write, edits), cost)

@@ -56,9 +56,11 @@ from noclobber.syntax.names import (
     dotted,
     first_name,
     is_part,
+    is_stored,
     keyword,
     last_name,
     names_bound,
+    only_binding,
     optimizer_of,
     owner,
     parameters,
@@ -294,26 +296,34 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
         return False
     made = bound_to(file, theirs, step)
-    if (made is not None and called(made) not in _OPTIMIZERS) or re.search(r"def step\b", file.text):
+    if re.search(r"def step\b", file.text) if made is None else called(made) not in _OPTIMIZERS:
         return False
     optimizers = calls(file.tree, *_OPTIMIZERS)
-    own = _stepped_by(made) if made is not None else set[str]()
+    own = _stepped_by(file, made) if made is not None else set[str]()
     if _tells_gradients_apart(file, own, rows[:first]):
         return False
-    two = len(optimizers) == 2 and _are_apart(*map(_stepped_by, optimizers))
+    two = len(optimizers) == 2 and _are_apart(*(_stepped_by(file, one) for one in optimizers))
     two &= not any(_may_share(file, one, step) for one in optimizers)
     return two and _is_step_of_torch(scene)
 
 
-def _stepped_by(optimizer: ast.Call) -> set[str]:
-    """The modules whose parameters an optimizer is made with, by the text; else the names that it is given."""
-    given = optimizer.args[0] if optimizer.args else optimizer
+def _stepped_by(file: File, call: ast.Call) -> set[str]:
+    """The modules whose parameters an optimizer, or what clips them, is given, by the text; else names."""
+    given = _given(file, call)
     return {dotted(one) for one in _owners(given)} or names_bound(given)
 
 
+def _given(file: File, call: ast.Call) -> ast.expr:
+    """What a call is given first, also by a name that is bound once."""
+    given = call.args[0] if call.args else call
+    bound = only_binding(file, file.scope(call), given.id) if isinstance(given, ast.Name) else None
+    return bound.value if bound is not None else given
+
+
 def _owners(node: ast.AST) -> list[ast.expr]:
-    """What the methods that are called in a node belong to."""
-    return [of for one in walk(node, ast.Call) if (of := owner(one)) is not None]
+    """What the methods that are called in a node belong to; `itertools.chain` is none."""
+    owned = (owner(one) for one in walk(node, ast.Call))
+    return [of for of in owned if of is not None and last_name(of) not in ("itertools", "chain")]
 
 
 def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
@@ -332,7 +342,7 @@ def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt])
         one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
     ]
     read = [one for one in read if not called_by(file, one) and not _is_gradient_of(file, one, modules)]
-    clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(one) <= modules]
+    clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(file, one) <= modules]
     return bool(read) or any(file.statement(one) not in above for one in clipped)
 
 
@@ -343,14 +353,26 @@ def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
     ]
     bound = next((one for one in turns if dotted(read.value) in names_bound(one.target)), None)
     of = owner(bound.iter) if bound is not None and called(bound.iter) in ("parameters", "named_parameters") else None
-    return of is not None and dotted(of) in modules and first_name(of) not in parameters(file.scope(read))
+    if of is None or first_name(of) in parameters(file.scope(read)):
+        return False
+    return dotted(of) in modules or (
+        isinstance(of, ast.Attribute) and f"self.{of.attr}" in modules and _is_own(file, of)
+    )
+
+
+def _is_own(file: File, part: ast.Attribute) -> bool:
+    """`game.critic`, where the file binds no other attribute of that name than the `self.critic` of the class that
+    makes `game`."""
+    made = bound_to(file, part.value, part)
+    stored = [one for one in walk(file.tree, ast.Attribute) if one.attr == part.attr and is_stored(file, one)]
+    return stored != [] and all(getattr(file.class_of(one), "name", None) == called(made) for one in stored)
 
 
 def _may_share(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
     """Return True if a module whose parameters an optimizer steps may have a part in common with another one: what
     makes it is not known, or has what another call has made, by an argument or in the text; or the file puts parts into
     objects."""
-    owners = _owners(optimizer.args[0] if optimizer.args else optimizer)
+    owners = _owners(_given(file, optimizer))
     made = [call for one in owners if (call := bound_to(file, one, where)) is not None]
     given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, ast.Name)]
     names, classes = set(map(called, made)), list(walk(file.tree, ast.ClassDef))
