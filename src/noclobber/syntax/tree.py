@@ -276,6 +276,11 @@ def last_line(node: Placed) -> int:
     return node.end_lineno or node.lineno
 
 
+def lines_in(node: Placed) -> range:
+    """The lines that a node stands on."""
+    return range(node.lineno, last_line(node) + 1)
+
+
 def _order(node: ast.AST) -> tuple[int, int]:
     """Return the order of a node in the text; `ast` gives decorators after the body, and defaults after the names."""
     first = node if isinstance(node, Placed) else next((one for one in ast.walk(node) if isinstance(one, Placed)), None)

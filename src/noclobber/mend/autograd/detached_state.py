@@ -21,7 +21,7 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site
 from noclobber.model.units import listed
-from noclobber.rules.shared.carrying import is_carried, is_renewed
+from noclobber.rules.shared.carrying import is_carried, is_renewed, sum_of_turns
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import (
     call_of,
@@ -34,8 +34,10 @@ from noclobber.syntax.names import (
     names_used,
     owner,
     targets,
+    uses,
 )
 from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
+from noclobber.syntax.writes import is_number
 
 MOST_DETACHED = 3
 """Values of one loss that are tried detached."""
@@ -44,7 +46,7 @@ MOST_DETACHED = 3
 def detached(scene: Scene) -> Iterator[Change]:
     """What carries a graph on: into the next iteration, into another loss, or by a backward that keeps it."""
     if scene.is_freed:
-        yield from _kept_in_place(scene)
+        yield from list(_summed_anew(scene)) or _kept_in_place(scene)
     if scene.is_freed or scene.reads_first():
         yield from _carried(scene)
     elif scene.steps():
@@ -79,6 +81,31 @@ def _carried(scene: Scene) -> Iterator[Change]:
         for more in [retained, *[[]] * bool(retained)]:
             is_sound = is_known and read.row in loop.body and more is retained
             yield from change(title, [*more, edit], 1 + later + (more is not retained), is_sound=is_sound)
+
+
+def _summed_anew(scene: Scene) -> Iterator[Change]:
+    """`total = 0`, as before the loop, below the backward of a sum that goes on from turn to turn. What reads the sum
+    later gets its whole value, detached."""
+    read, event = scene.place("read"), scene.finding.event
+    name = sum_of_turns(event.site) if isinstance(event, Refusal) else ""
+    if read is None or not name or not isinstance(event, Refusal):
+        return
+    file, scope, loop, rows = (
+        read.file,
+        read.file.scope(read.row),
+        read.file.loops(read.row)[0],
+        read.file.block(read.row),
+    )
+    bound = [row for one in uses(scope, name, ast.Store) if (row := file.statement(one)) is not None]
+    first = [one for one in bound if loop not in file.around(one)]
+    begin = first[0].value if len(first) == 1 and isinstance(first[0], ast.Assign) else None
+    again = [one for one in uses(scope, name, ast.Load) if file.statement(one) not in (*rows, *bound)]
+    is_zero = is_number(begin) and begin is not None and not again
+    text = f"{name} = {file.source(begin)}" if is_zero and begin is not None else f"{name} = {name}.detach()"
+    is_known = event.are_all_carried and {one.name for one in event.carried} == {name}
+    is_sound = is_known and calls(loop, "step") != [] and len(calls(loop, "backward", "grad")) == 1
+    title = f"set `{name}` anew after its backward" if is_zero else f"detach `{name}` after its backward"
+    yield from change(title, [after(file, rows[-1], text)], 1, is_sound=is_sound)
 
 
 def _steps_alike(loop: Loop) -> bool:

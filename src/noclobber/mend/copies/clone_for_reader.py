@@ -63,7 +63,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, Scope, walk
+from noclobber.syntax.tree import FUNCTION, File, Place, Scope, lines_in, walk
 from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
 _FIRST = ("self", "input", "mat1")
@@ -176,7 +176,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if not isinstance(save, ast.expr):
         return None
     if scene.is_on_ctx:
-        return _kept_by_ctx(file, place.statement)
+        return _kept_by_ctx(scene, file, place.statement)
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
@@ -193,16 +193,16 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     return None
 
 
-def _kept_by_ctx(file: File, row: ast.stmt | None) -> Change | None:
-    """`ctx.mask = mask.clone()`, of what a `forward` has computed, which writes nothing after that; and the class only
-    reads it."""
+def _kept_by_ctx(scene: Scene, file: File, row: ast.stmt | None) -> Change | None:
+    """`ctx.mask = mask.clone()`, of what a `forward` has computed, or has written into what it was given, which writes
+    nothing after that; and the class only reads it."""
     target = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
     if not isinstance(row, ast.Assign) or not isinstance(row.value, ast.Name) or not isinstance(target, ast.Attribute):
         return None
     scope, name, around = file.scope(row), row.value.id, file.class_of(row)
     bound = only_binding(file, scope, name)
     made = bound.value if bound is not None else None
-    if around is None or name in parameters(scope) or isinstance(scope, ast.Lambda) or row not in scope.body:
+    if around is None or isinstance(scope, ast.Lambda) or row not in scope.body:
         return None
     below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
     called_below = [one for one in below if isinstance(one, ast.Call)]
@@ -210,13 +210,25 @@ def _kept_by_ctx(file: File, row: ast.stmt | None) -> Change | None:
     if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
         return None
     kept = [one for one in walk(around, ast.Attribute) if one.attr == target.attr and one is not target]
-    above = [file.above[one] for one in kept]
-    only_read = all(
-        isinstance(one, (ast.BinOp, ast.Compare)) or (isinstance(one, ast.Call) and is_function(one)) for one in above
-    )
-    if not only_read or last_name(owner(made)) not in NAMESPACES or called(made) not in FUNCTIONS:
+    if not all(_is_only_read(file, one) for one in kept):
+        return None
+    filled = {line for one in scope.body[: scope.body.index(row)] for line in lines_in(one)}
+    if name in parameters(scope) and not scene.lines_written(file) <= filled:
+        return None
+    if name not in parameters(scope) and (last_name(owner(made)) not in NAMESPACES or called(made) not in FUNCTIONS):
         return None
     return Change(f"keep a clone of `{name}`", (append(file, row.value, ".clone()"),), 2, is_sound=True)
+
+
+def _is_only_read(file: File, kept: ast.Attribute) -> bool:
+    """Return True if an operator reads what a `ctx` keeps, or a view of it."""
+    node: ast.AST = kept
+    while isinstance(above := file.above[node], ast.Attribute) or (isinstance(above, ast.Call) and above.func is node):
+        if isinstance(above, ast.Call) and writes(above):
+            return False
+        node = above
+    by_operator = isinstance(above, ast.Call) and (is_function(above) or is_method(above) or writes(above))
+    return by_operator or isinstance(above, (ast.BinOp, ast.Compare))
 
 
 def _carries_on(scene: Scene, file: File) -> bool:

@@ -29,6 +29,7 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     has_stars,
+    keyword,
     last_name,
     mentions,
     only_binding,
@@ -37,7 +38,7 @@ from noclobber.syntax.names import (
     uses,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
-from noclobber.syntax.writes import WriteSyntax
+from noclobber.syntax.writes import WriteSyntax, is_number
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
 _EXPANDS_ALL = (*_EXPANDS, "broadcast_tensors", "meshgrid")
@@ -219,10 +220,11 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
         maker, dtype = f"new_{called(made)}", scene.finding.tensor.dtype if scene.finding.tensor else ""
         is_known = scene.finding.cause is Cause.UNMAPPED and only_binding(file, scope, name) is not None
         is_known &= bool(made.args) and not made.keywords and not has_stars(made)
-        if is_known and dtype and _maps(file, scope):
+        mapped = _only_named_in(write) or (own[0] if _maps(file, scope) else "")
+        if is_known and dtype and mapped in own and not bindings(file, scope, mapped):
             sizes = ", ".join(file.source(one) for one in made.args)
-            text = f"{own[0]}.{maker}({sizes}, dtype=torch.{dtype.removeprefix('torch.')})"
-            title = f"make `{name}` from `{own[0]}`, which is mapped"
+            text = f"{mapped}.{maker}({sizes}, dtype=torch.{dtype.removeprefix('torch.')})"
+            title = f"make `{name}` from `{mapped}`, which is mapped"
             yield Change(title, (replace(file, made, text),), 1, Cure.OWN_ROWS, is_sound=True)
         for argument in dict.fromkeys([*_named_in(write, own), *own]):
             title = f"make `{name}` from `{argument}`, which is mapped"
@@ -235,19 +237,28 @@ def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:
     return [one.id for one in walk(value, ast.Name) if one.id in names] if value is not None else []
 
 
+def _only_named_in(write: WriteSyntax) -> str:
+    """The one variable that an assigned value is made of: as the value was seen to be mapped, it is; else empty."""
+    value = write.statement.value if isinstance(write.statement, ast.Assign) else None
+    names = [one.id for one in walk(value, ast.Name)] if value is not None else []
+    return names[0] if len(names) == 1 else ""
+
+
 def _maps(file: File, scope: Scope) -> bool:
-    """Return True if the first parameter of a function is mapped wherever the file calls it, and is never bound
-    again."""
-    if not isinstance(scope, FUNCTION) or not (own := parameters(scope)):
-        return False
-    named = mentions(file, scope.name)
-    return bool(named) and not bindings(file, scope, own[0]) and all(_is_mapped(file, one) for one in named)
+    """Return True if the first parameter of a function is mapped wherever the file calls it."""
+    named = mentions(file, scope.name) if isinstance(scope, FUNCTION) and parameters(scope) else []
+    return bool(named) and all(_is_mapped(file, one) for one in named)
 
 
 def _is_mapped(file: File, mention: ast.expr) -> bool:
-    """`torch.vmap(function)(a)` around a mention of the function."""
+    """`torch.vmap(function)(a)` around a mention of the function, also with an `in_dims` that maps `a`."""
     mapping = file.above[mention]
     call = called_by(file, mapping)
-    if not isinstance(mapping, ast.Call) or called(mapping) != "vmap" or mapping.args != [mention] or mapping.keywords:
+    if not isinstance(mapping, ast.Call) or called(mapping) != "vmap" or mapping.args != [mention]:
+        return False
+    given = keyword(mapping, "in_dims")
+    dims = given.value if given is not None else ast.Constant(0)
+    first = dims.elts[0] if isinstance(dims, ast.Tuple) and dims.elts else dims
+    if len(mapping.keywords) > (given is not None) or not is_number(first):
         return False
     return call is not None and bool(call.args) and not has_stars(call)

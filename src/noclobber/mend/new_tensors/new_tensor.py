@@ -52,11 +52,12 @@ from noclobber.syntax.names import (
     names_bound,
     names_used,
     owner,
+    targets,
     uses,
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, WITH, File, Place, ends, last_line, starts, walk, within
+from noclobber.syntax.tree import FOR, WITH, File, Place, ends, lines_in, starts, walk, within
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
@@ -144,15 +145,11 @@ def _is_read_last(scene: Scene, write: WriteSyntax) -> bool:
     file, row, name = write.file, write.statement, write.name
     if scene.is_refused or scene.drifts or not isinstance(write.target, ast.Name) or hasattr(row, "body"):
         return False
-    if write.call is None or write.call is call_of(row) or not scene.lines_written(file) <= {*_lines(row)}:
+    if write.call is None or write.call is call_of(row) or not scene.lines_written(file) <= {*lines_in(row)}:
         return False
     is_alone = holds_alone(file, name, row, write.target, holders_at(scene.finding, file, row))
     is_last = is_alone and is_over(file, name, row, is_written=False)
     return is_last and scene.keeps_type(file) and _SHAPING.isdisjoint(scene.ops())
-
-
-def _lines(row: ast.stmt) -> range:
-    return range(row.lineno, last_line(row) + 1)
 
 
 def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
@@ -160,7 +157,7 @@ def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
     return not isinstance(write.statement, ast.AugAssign) or any(
         one.op.endswith(("::copy_", "::fill_", "::index_put_"))
         and one.site is not None
-        and one.site.line in _lines(write.statement)
+        and one.site.line in lines_in(write.statement)
         for one in scene.finding.writes
     )
 
@@ -268,7 +265,7 @@ def _sound(scene: Scene) -> Change | None:
     holders, target = holders_at(scene.finding, file, write), write_in(file, write).target
     if holders is not None and target is not None and (held := place_written(file, target, holders)) is not None:
         found = _put_anew(scene, file, write, held)
-        return _with_those_refused_next(file, write, found)
+        return with_those_refused_next(file, write, found, write_in(file, write))
     name, is_part = _name_written(file, write), isinstance(write, ast.Return) and place.node is not write.value
     if name is None or is_part or (holders is None and scene.is_refused) or loses_write(write_in(file, write)):
         return None
@@ -283,7 +280,7 @@ def _sound(scene: Scene) -> Change | None:
         if scene.code == "NC303" and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
             return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
     found = _bound_anew(scene, file, rows, name, *[joined] * (joined is not None))
-    return _with_those_refused_next(file, write, found)
+    return with_those_refused_next(file, write, found, write_in(file, write))
 
 
 _OF_STRIDES = ("view", "as_strided", "stride")
@@ -335,10 +332,10 @@ def _read_before(file: File, name: str, row: ast.stmt) -> list[ast.Name]:
     return [one for one in uses(file.scope(row), name, ast.Load) if starts(one) < starts(row)]
 
 
-def _with_those_refused_next(file: File, write: ast.stmt, found: Change | None) -> Change | None:
-    """Return a change that also covers what PyTorch would refuse next: writes to other views of one call, and other
-    calls into `out=`. None where one of these cannot be changed so."""
-    first, edits = write_in(file, write), list[Edit]()
+def with_those_refused_next(file: File, write: ast.stmt, found: Change | None, first: WriteSyntax) -> Change | None:
+    """Return a change that also covers what PyTorch would refuse next: writes to other views of one call than those of
+    the `first` write, and other calls into `out=`. None where one of these cannot be changed so."""
+    edits = list[Edit]()
     for one in _refused_alike(file, write, first) if found is not None else ():
         other = write_in(file, one)
         more = out_of_place(other) or [edit for edit in [_into_clone(file, one, other.name)] if edit is not None]
@@ -447,14 +444,12 @@ def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
 
 
 def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
-    if file.loops(write) or (isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name)):
+    if isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name):
+        return None
+    if (loops := file.loops(write)) and not any(_binds_before(row, name, write) for row in loops[0].body):
         return None
     given: list[ast.expr] = []
-    if isinstance(write, ast.AugAssign):
-        if not isinstance(write.op, (ast.Add, ast.Sub)) and not isinstance(write.value, ast.Constant):
-            return None  # `h[0] *= b` saves what it overwrites
-        given = [write.value]
-    elif isinstance(write, ast.Assign):
+    if isinstance(write, (ast.Assign, ast.AugAssign)):
         given = [write.value]
     elif (call := call_of(write)) is not None:
         given = values(call)
@@ -464,6 +459,11 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     if any(last in names_used(value) for value in given) or file.own_lines(write) is None:
         return None
     return cloned_before(file, write, name)
+
+
+def _binds_before(row: ast.stmt, name: str, write: ast.stmt) -> bool:
+    """Whether a statement above a write binds a name."""
+    return isinstance(row, ast.Assign) and name in map(dotted, targets(row)) and starts(row) < starts(write)
 
 
 _SAVING_NOTHING = (

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace as replaced
 from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new, keeps_nothing
 from noclobber.mend.holders.seen import holders_at, is_of
+from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.operators import VIEWS
@@ -35,7 +37,7 @@ from noclobber.syntax.names import (
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, last_line, parse, walk
+from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, last_line, parse, starts, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, writes
 
 For = ast.For | ast.AsyncFor
@@ -53,7 +55,9 @@ def views(scene: Scene) -> Iterator[Change]:
             yield from _inlined(write, 1 if scene.is_refused and scene.code != "NC307" else LAST_RESORT + 1)
         if scene.may_write_anew or scene.is_unseen:
             is_sound = scene.is_clobber and _is_of_own_list(scene, write)
-            yield from _into_new(write, 1 if scene.is_unseen else 2, stacked=scene.code == "NC303", is_sound=is_sound)
+            cost, stacked = 1 if scene.is_unseen else 2, scene.code == "NC303"
+            yield from _of_names(scene, write, cost)
+            yield from _into_new(write, cost, stacked=stacked, is_sound=is_sound)
 
 
 def _by_index(write: WriteSyntax) -> Iterator[Change]:
@@ -144,15 +148,44 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
     pair, value = _iterated(loop, dotted(write.base)), value_of(write)
     if len(loop.body) != 1 or pair is None or not value:
         return
-    whole, header = pair[1], f"for {file.source(loop.target)} in {file.source(loop.iter)}"
+    header = f"for {file.source(loop.target)} in {file.source(loop.iter)}"
     for name, text in _wholes(file, loop, pair, value, header, stacked):
         if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
             title = f"make a new `{name}` out of place"
             yield Change(title, (replace(file, loop, text),), cost, Cure.OUT_OF_PLACE, is_sound)
-    if isinstance(whole, (ast.Tuple, ast.List)) and loop.iter is whole and all(map(dotted, whole.elts)):
-        names = [dotted(one) for one in whole.elts]
-        new = ", ".join(_renamed(value, dotted(pair[0]), one) for one in names)
-        yield Change("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost)
+
+
+def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
+    """`for one in (a, b): one.relu_()` as `a, b = a.relu(), b.relu()`. Sound where these names, and the variable of the
+    loop, alone hold what is written."""
+    file, loop, value = write.file, _loop(write), value_of(write)
+    whole = loop.iter if loop is not None and dotted(loop.target) == write.name else None
+    if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or len(loop.body) != 1 or loop.orelse or not value:
+        return
+    names = [dotted(one) for one in whole.elts]
+    if "" in names:
+        return
+    new = ", ".join(_renamed(value, write.name, one) for one in names)
+    found = Change("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost, Cure.OUT_OF_PLACE)
+    if scene.keeps_type(file) and _are_alone(scene, write, loop, names):
+        first = replaced(write, target=whole.elts[0])
+        found = with_those_refused_next(file, write.statement, replaced(found, is_sound=True), first) or found
+    yield found
+
+
+def _are_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) -> bool:
+    """Return True if no more than some names, and the variable of the loop, held what the one line wrote, and nothing
+    above the loop keeps what they hold."""
+    file, row, scope = write.file, write.statement, write.file.scope(write.statement)
+    holders, own = holders_at(scene.finding, file, row), {*names, write.name}
+    if holders is None or not all(is_of(one, file, row) and one.name in own for one in holders):
+        return False
+    if not scene.lines_written(file) <= {row.lineno} or any(isinstance(one, WITH) for one in file.around(row)):
+        return False
+    if is_read_after(file, write.name, scope, last_line(loop)) or len(own) <= len(names):
+        return False
+    above = [one for name in names for one in uses(scope, name, ast.Load) if starts(one) < starts(loop)]
+    return all(is_own(scope, one) for one in own) and all(keeps_nothing(file, one) for one in above)
 
 
 def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[Change]:

@@ -31,7 +31,7 @@ from noclobber.syntax.names import (
     owner,
     targets,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, has_text_of_lines, last_line, walk
+from noclobber.syntax.tree import FOR, File, Loop, Place, has_text_of_lines, last_line, lines_in, walk
 from noclobber.syntax.writes import base_of, is_of_loss, writes, written_by
 
 _OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
@@ -200,7 +200,7 @@ def _edits(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> tuple[Edit, ..
     outer, inner = file.indent(loop), file.indent(loop.body[0])
     if outer is None or inner is None or not inner.startswith(outer) or loop.body[0].lineno == loop.lineno:
         return ()
-    lines = [file.line(number) for row in rows for number in range(row.lineno, last_line(row) + 1)]
+    lines = [file.line(number) for row in rows for number in lines_in(row)]
     deeper = inner.removeprefix(outer)
     text = "".join(f"{deeper}{line}\n" if line.strip() else "\n" for line in lines)
     gone = [whole_lines(file, row.lineno, last_line(row)) for row in rows]

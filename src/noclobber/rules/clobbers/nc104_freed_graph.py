@@ -109,6 +109,9 @@ def _explained(event: Refusal) -> Finding:
     two = [_SUM_FIRST, _AGAIN] if stepped else [_SUM, _RETAIN]
     if repeated is False and event.shared:
         return _finding(event, _SHARED, two, _note(True) + _STEPPED * stepped, Cause.SHARED)
+    if repeated is False and (name := carrying.sum_of_turns(event.site)):
+        anew = f"set `{name}` anew after this backward, as before the loop: it still leads to the losses before"
+        return _finding(event, _HEADLINES[repeated], [anew], _note(repeated), Cause.CARRIED)
     if repeated is False and event.written is not None:
         return _finding(event, _HEADLINES[repeated], [_before_write(event)], _note(repeated), Cause.CARRIED)
     detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)

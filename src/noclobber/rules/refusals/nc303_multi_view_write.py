@@ -68,6 +68,8 @@ def _helps(refusal: Refusal) -> list[Help]:
     if by_iteration(write) and _is_split_by_call(write):
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
         return [f"collect new parts in a list, and join them along the same dimension: {joined}"]
+    if by_iteration(write) and any(isinstance(one, (ast.Tuple, ast.List)) for one in _gone_through(write)):
+        return ["bind the names to new tensors: `a, b = a.relu(), b.relu()`"]
     if by_iteration(write):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [index, Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE)]
@@ -76,8 +78,12 @@ def _helps(refusal: Refusal) -> list[Help]:
 
 def _is_split_by_call(write: WriteSyntax) -> bool:
     """Return True for `for part in t.unbind(1)`: its parts may lie along another dimension than those of `t`."""
-    loops = (one for one in write.file.around(write.node) if isinstance(one, FOR))
-    return any(called(call) in SPLITS for loop in loops for call in walk(loop.iter, ast.Call))
+    return any(called(call) in SPLITS for one in _gone_through(write) for call in walk(one, ast.Call))
+
+
+def _gone_through(write: WriteSyntax) -> list[ast.expr]:
+    """What the loops around a write go through."""
+    return [one.iter for one in write.file.around(write.node) if isinstance(one, FOR)]
 
 
 _text = partial(

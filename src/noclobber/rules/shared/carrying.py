@@ -210,6 +210,26 @@ def is_carried(read: Site | None, name: str) -> bool:
     return loop is not None and _is_carried(loop, name)
 
 
+def sum_of_turns(read: Site | None) -> str:
+    """Return the name of the sum that a backward begins from, where every turn of its loop adds to it and none sets it
+    anew; empty for anything else."""
+    place = place_of(read)
+    loop = _loop_of(place)
+    root = next((owner(one) for one in calls(place.row, "backward")), None) if place is not None else None
+    if loop is None or not isinstance(root, ast.Name):
+        return ""
+    rows = [one for one in walk(loop, *Assignment.__args__) if root.id in map(dotted, targets(one))]
+    return root.id if rows and all(_adds(one, root.id) for one in rows) else ""
+
+
+def _adds(row: ast.stmt, name: str) -> bool:
+    """`total += loss`, `total = total + loss`."""
+    if isinstance(row, ast.AugAssign):
+        return isinstance(row.op, ast.Add)
+    value = getattr(row, "value", None)
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and name in names_bound(value)
+
+
 def steps_between(freed: Site | None, read: Site | None) -> bool:
     """Return True if a function steps an optimizer between two backwards, so that the second meets other weights. Where
     both are one line, which runs again, below that line."""
