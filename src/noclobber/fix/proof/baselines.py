@@ -24,6 +24,8 @@ ASKED = "NC209"
 """The code of findings about gradients with respect to an overwritten tensor. The reference asks for the old value."""
 CAST = "NC211"
 """The code of findings about casts that autocast keeps. In the reference it keeps none."""
+STEPPED = "NC103"
+"""The code of findings about weights that a step has changed: no gradient can reach back over it."""
 DRIFT = "NC205"
 """Regions that run again get their old bytes if saves are preserved, but not if they are cloned. Other causes of drift
 (random numbers, flags) remain: gradients that match are right, and gradients that do not match may be right too."""
@@ -67,7 +69,7 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
         return ("derivative",)
     if "NC104" in codes:
         return ("full", "backward")
-    return ("full", "step") if "NC103" in codes else ("full",)
+    return ("full", "step") if STEPPED in codes else ("full",)
 
 
 def is_refused(codes: Iterable[str]) -> bool:

@@ -20,6 +20,7 @@ from noclobber.mend.cures import candidates
 from noclobber.mend.scene import is_of_intent
 from noclobber.model.reports.finding import Finding
 from noclobber.model.reports.shared_writes import of_one_write
+from noclobber.model.seen.silent import Untracked
 
 ROUNDS = 8
 MOST_PROVEN = 3
@@ -132,19 +133,25 @@ class RepairSearch:
         """Fix one finding; None if no candidate is proven."""
         done = self._done
         found = candidates(finding, done.patch.read)
-        if is_of_intent(finding) and not (found := [one for one in found if one.is_sound]):
-            self._tell("running each possible meaning of the write")
-            done.asked.append((self._done.patch.unpatched(finding), readings(self._prover, finding, done.patch)))
-            done.left.append((finding, []))
-            return None
-        self._prover.meet(finding, findings, self._found_in, done.patch)
+        if is_of_intent(finding):
+            found = [one for one in found if one.is_sound] or _as_parts(found, findings)
+        if found or not is_of_intent(finding):
+            self._prover.meet(finding, findings, self._found_in, done.patch)
         attempt = self._attempted(finding, found)
         for one in attempt.ordered():
+            # With the saves kept the gradient leaves the write out: what is equal to that is right in each meaning.
+            if is_of_intent(finding) and not one.candidate.is_sound and one.verdict.level is not Level.PROVEN:
+                continue
             if (why := self._alone(one, finding, attempt)) is None:
                 done.repairs.append(self._repair(finding, one, attempt))
                 done.patch = one.patch
                 return one
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
+        if is_of_intent(finding):
+            self._tell("running each possible meaning of the write")
+            done.asked.append((self._done.patch.unpatched(finding), readings(self._prover, finding, done.patch)))
+            done.left.append((finding, []))
+            return None
         if attempt.differing and (drift := self._prover.drift()):
             why = f"nothing can be proven, because the program differs from run to run even without a patch: {drift}"
             offered = min(attempt.differing, key=lambda one: not one.candidate.is_sound)
@@ -231,8 +238,16 @@ class RepairSearch:
         note = (
             f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
         )
+        if is_of_intent(finding) and not best.candidate.is_sound:
+            note += "; the gradient is the same whether it follows the write or leaves it out"
         verdict, there = best.verdict, self._done.patch.unpatched(finding)
         return Repair(there, best.candidate.title, extra, verdict.proof, verdict.level, note)
+
+
+def _as_parts(found: list[Change], findings: list[Finding]) -> list[Change]:
+    """Return the changes by which autograd sees a write, if its gradients can be compared with those that leave it out:
+    if nothing but what backward saved shows the write."""
+    return [] if any(isinstance(one.event, Untracked) for one in findings) else found
 
 
 def _to_fix(result: Result) -> list[Finding]:

@@ -15,6 +15,7 @@ from noclobber.fix.proof.baselines import (
     CAST,
     DRIFT,
     HANDED,
+    STEPPED,
     WHOLE,
     WITHOUT,
     Kind,
@@ -82,6 +83,8 @@ class Prover:
         place = _place(finding, "write")
         codes = {one.code for one in findings if one.code == "NC208" and _place(one, "write") == place}
         codes.add(finding.code)
+        # A region that runs again after a step reads new weights, as any other backward that comes too late.
+        codes |= {STEPPED} if finding.code == DRIFT and any(one.step for one in finding.writes) else set()
         refused = is_refused({finding.code})
         after = found_in.calls if refused else 0
         last = self._stages[-1] if self._stages else None

@@ -69,7 +69,7 @@ def _helps(refusal: Refusal) -> list[Help]:
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
         return [f"collect new parts in a list, and join them along the same dimension: {joined}"]
     if by_iteration(write) and any(isinstance(one, (ast.Tuple, ast.List)) for one in _gone_through(write)):
-        return ["bind the names to new tensors: `a, b = a.relu(), b.relu()`"]
+        return [Suggestion("bind the names to new tensors: `a, b = a.relu(), b.relu()`", cure=Cure.OUT_OF_PLACE)]
     if by_iteration(write):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [index, Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE)]
