@@ -38,11 +38,14 @@ def let_see(scene: Scene) -> Iterator[Change]:
 
 
 def _out_of_guard(write: WriteSyntax) -> Iterator[Change]:
-    """A write under `with torch.no_grad():` or `@torch.no_grad()`, out of place and without that."""
+    """A write under `with torch.no_grad():` or `@torch.no_grad()`, out of place and without that; in place where the
+    text of the write has no other form."""
     edits, scope = out_of_place(write), write.file.scope(write.statement)
     moved = out_of_guard(write, edits)
     if edits and not is_in_vain(write, edits) and moved is not None and moved != tuple(edits):
         yield Change(_SEEING, moved, 1 if len(moved) == 1 else 2)
+    if not edits and moved:
+        yield Change("let autograd see it", moved, 2)
     for one in scope.decorator_list if isinstance(scope, FUNCTION) and edits else ():
         if last_name(one.func if isinstance(one, ast.Call) else one) == "no_grad":
             yield Change(_SEEING, (undecorated(write.file, one), *edits), 2)
