@@ -61,6 +61,12 @@ opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameter
 """
 
 
+def _of_first_column(x, w):
+    """The gradients of the sum of the first column of `x @ w`."""
+    first = torch.eye(w.shape[1], dtype=w.dtype)[:1]
+    return [torch.ones_like(x[:, :1]) @ first @ w.T, x.sum(0, keepdim=True).T @ first]
+
+
 def _squared(x):
     """The squares of 0, 1 and 2, one a row."""
     return x.new_tensor([[0.0], [1.0], [4.0]])
@@ -1676,6 +1682,31 @@ def run():
 """,
         lambda x, w: [x * 0 + 8, None],
     ),
+    "a canvas filled under vmap, of a function that others call as well": (
+        """
+def row(values):
+    canvas = torch.zeros(4)
+    canvas[0] = values[0]
+    return canvas
+
+def run():
+    row(torch.ones(4))
+    torch.vmap(row)(x @ w).sum().backward()
+""",
+        _of_first_column,
+    ),
+    "a canvas filled under vmap, where one argument is not mapped": (
+        """
+def row(table, values):
+    canvas = torch.zeros(4)
+    canvas[0] = values[0]
+    return canvas
+
+def run():
+    torch.vmap(row, in_dims=(None, 0))(torch.ones(4), x @ w).sum().backward()
+""",
+        _of_first_column,
+    ),
     "a canvas filled under vmap": (
         """
 def row(values, offset):
@@ -3131,25 +3162,6 @@ def run():
     loss_g.backward()
     opt_g.step()
     x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
-""",
-    "a canvas filled under vmap, of a function that others call as well": """
-def row(values):
-    canvas = torch.zeros(4)
-    canvas[0] = values[0]
-    return canvas
-
-def run():
-    row(torch.ones(4))
-    torch.vmap(row)(x @ w).sum().backward()
-""",
-    "a canvas filled under vmap, where one argument is not mapped": """
-def row(table, values):
-    canvas = torch.zeros(4)
-    canvas[0] = values[0]
-    return canvas
-
-def run():
-    torch.vmap(row, in_dims=(None, 0))(torch.ones(4), x @ w).sum().backward()
 """,
     "a captured result": """
 kept = []
