@@ -279,6 +279,30 @@ def test_a_stale_cast_is_compared_with_a_run_whose_autocast_keeps_no_casts(bench
     assert it.judged(("0.125", "0")).differs
 
 
+def test_a_step_before_a_region_runs_again_is_judged_as_one_before_a_backward(bench):
+    text = (
+        "import torch\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "d, g = torch.nn.Linear(3, 1), torch.nn.Linear(2, 3)\n"
+        "opt = torch.optim.SGD(d.parameters(), lr=0.5)\n"
+        "fake = g(torch.randn(4, 2))\n"
+        "g_loss = checkpoint(lambda x: d(x).square(), fake, use_reentrant=False).mean()\n"
+        "d_loss = d(fake.detach()).mean()\n"
+        "d_loss.backward()\n"
+        "opt.step()\n"
+        "g_loss.backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC205"
+    after = [("opt.step()", ""), ("g_loss.backward()", "g_loss.backward(inputs=list(g.parameters())); opt.step()")]
+    right = it.judged(*after)
+    assert right.level is Level.PROVEN, (right.why, right.proof)
+    assert "gradients that reach back over an optimizer step are left out" in right.proof
+    assert it.judged(("opt.step()", "")).level is not Level.PROVEN
+    halved = it.judged(*after, ("d(x).square(), fake", "d(x).square(), 0.5 * fake + 0.5 * fake.detach()"))
+    assert halved.level is not Level.PROVEN
+
+
 def test_gradients_that_nothing_makes_right_are_not_compared(bench):
     text = (
         "import torch\n"

@@ -1,6 +1,10 @@
 """What is meant by a write outside of autograd is asked, and nothing that harms is shown, proven or written."""
 
+import subprocess
+import sys
+
 import pytest
+import torch
 
 from noclobber.fix import verb
 from noclobber.fix.proof.trials import launcher
@@ -211,3 +215,34 @@ def test_a_write_that_spoils_two_saves_is_one_question(fixed):
     done, _ = fixed(TWO_SAVES)
     assert sum(line.startswith("NC101") for line in done.words) == 1
     assert done.words[-1] == "noclobber: no proven fix; 1 finding left"
+
+
+RESET = """\
+import torch
+
+w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+h = torch.zeros(3)
+for _ in range(2):
+    h = torch.tanh(w + h)
+    loss = h.square().sum()
+    h.data[0] = 0.0
+    {}
+    w.grad = None
+    loss.backward()
+print(w.grad)
+"""
+
+
+def test_a_write_that_means_the_same_in_each_reading_is_mended(fixed):
+    """Here only the next turn reads what is written, detached; with the graph it is asked about."""
+    done, left = fixed(RESET.format("h = h.detach()"), writing=True)
+    assert "the gradient is the same whether it follows the write or leaves it out" in "\n".join(done.words)
+    w = torch.tensor([1.0, 2.0, 3.0])
+    h = torch.tanh(w) * torch.tensor([0.0, 1.0, 1.0])
+    h = torch.tanh(w + h)
+    by_hand = 2 * h * (1 - h.square())
+    printed = subprocess.run([sys.executable, "-c", left], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str(by_hand)
+    done, left = fixed(RESET.format("loss = loss + h.sum()"), writing=True)
+    assert left == RESET.format("loss = loss + h.sum()")
+    assert any("only the author can say" in line for line in done.words)
