@@ -131,6 +131,57 @@ def _waves(w):
 
 
 SOUND = {
+    "the slots that an attribute holds, one of which the caller has": """
+class Memory:
+    def __init__(self):
+        self.slots = [x @ w, x @ w]
+    def fade(self):
+        for slot in self.slots:
+            slot.mul_(0.5)
+
+def run():
+    memory = Memory()
+    first = memory.slots[0]
+    y = first * first
+    memory.fade()
+    (y + first).sum().backward()
+""",
+    "a module that hands what it computes to a hook": """
+net = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)).double()
+store = []
+
+def tap(module):
+    getattr(module, "register_" + "forward_hook")(lambda module, given, result: store.append(result))
+tap(net[0])
+
+def run():
+    store.clear()
+    y = net(x @ w)
+    store[-1].mul_(2)
+    (y.sum() + store[-1].sum()).backward()
+""",
+    "the slots that an attribute holds, faded in a loop": """
+class Memory:
+    def __init__(self):
+        self.slots = [torch.zeros(3, 4, dtype=torch.float64) for _ in range(2)]
+    def read(self, query):
+        return sum((query * slot).sum(-1, keepdim=True) * slot for slot in self.slots)
+    def fade(self):
+        for slot in self.slots:
+            slot.mul_(0.5)
+    def store(self, value):
+        oldest = self.slots.pop(0)
+        self.slots.append(value + 0.1 * oldest)
+
+def run():
+    memory, total = Memory(), 0
+    for step in range(3):
+        h = x @ w + memory.read(x)
+        memory.fade()
+        memory.store(h.tanh())
+        total = total + h.sum()
+    total.backward()
+""",
     "a comparison in place, which keeps the type": """
 def run():
     h = (x @ w).exp()
@@ -2361,20 +2412,6 @@ def run():
     y = Centered.apply(x @ w)
     mean.add_(1)
     y.sum().backward()
-""",
-    "a module that hands what it computes to a hook": """
-net = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)).double()
-store = []
-
-def tap(module):
-    getattr(module, "register_" + "forward_hook")(lambda module, given, result: store.append(result))
-tap(net[0])
-
-def run():
-    store.clear()
-    y = net(x @ w)
-    store[-1].mul_(2)
-    (y.sum() + store[-1].sum()).backward()
 """,
     "what a function works on through data, and its caller reads again": HARD
     + """

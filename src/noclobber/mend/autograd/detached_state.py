@@ -45,10 +45,9 @@ MOST_DETACHED = 3
 
 def detached(scene: Scene) -> Iterator[Change]:
     """What carries a graph on: into the next iteration, into another loss, or by a backward that keeps it."""
-    if scene.is_freed:
-        yield from list(_summed_anew(scene)) or _kept_in_place(scene)
+    summed = list(_summed_anew(scene)) if scene.is_freed else []
     if scene.is_freed or scene.reads_first():
-        yield from _carried(scene)
+        yield from summed or (*_carried(scene), *(_kept_in_place(scene) if scene.is_freed else ()))
     elif scene.steps():
         yield from islice(_handed_over(scene), MOST_DETACHED)
     once = scene.finding.cause is Cause.BUILT_ONCE and calls(last_read(scene)[1], "step")
@@ -110,7 +109,7 @@ def _summed_anew(scene: Scene) -> Iterator[Change]:
 
 def _steps_alike(loop: Loop) -> bool:
     """Return True if each turn of a loop steps, has one backward and comes to the end of the body before another."""
-    steps = calls(loop, "step")
+    steps = [one for one in calls(loop, "step") if not one.args and not one.keywords]  # and not `env.step(action)`
     each = all(any(call_of(row) is one for row in loop.body) for one in steps)
     once = len(calls(loop, "backward", "grad")) == 1 and steps != [] and each
     return once and next(walk(loop, ast.Continue, ast.Try), None) is None

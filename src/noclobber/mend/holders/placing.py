@@ -8,8 +8,8 @@ from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders
 from noclobber.model.seen.events import without_indexes
-from noclobber.syntax.names import called, called_by, dotted, last_name, named, unindexed, uses
-from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, starts, walk
+from noclobber.syntax.names import called, called_by, dotted, last_name, named, names_bound, unindexed, uses
+from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk
 from noclobber.syntax.writes import can_bind
 
 _KEEPING = frozenset(
@@ -19,6 +19,9 @@ _KEEPING = frozenset(
     """.split()  # noqa: SIM905
 )
 """Functions and methods that keep what they are given, or hand it out again."""
+
+_WITHOUT = ("append", "appendleft", "clear", "extend", "insert", "keys", "pop", "popitem", "popleft")
+"""Methods of containers that give no value which stays in the container."""
 
 
 def place_written(file: File, target: ast.expr, holders: Holders) -> ast.expr | None:
@@ -72,10 +75,11 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
             return not is_container
         elif isinstance(above, ast.Call) and passes_on(file, above) is node:
             node = above
-        elif isinstance(above, FOR) and node is above.iter and is_container:
+        elif isinstance(above, (*FOR, ast.comprehension)) and node is above.iter and is_container:
             taken = [one for one in taken_out(above.target, node) if origin in ast.walk(one[1])]
-            return not all(_are_keys(above, *one) for one in taken)
-        elif isinstance(above, ast.Attribute) and above.attr == "keys":
+            turns = file.above[above] if isinstance(above, ast.comprehension) else above
+            return not all(_are_keys(turns, *one) or _are_read(file, turns, one[0]) for one in taken)
+        elif isinstance(above, ast.Attribute) and above.attr in _WITHOUT:
             return False
         elif isinstance(above, ast.Attribute) and above.attr in (*HANDING_ON, "values", "items"):
             node = called_by(file, above) or above
@@ -84,7 +88,13 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
     return False
 
 
-def _are_keys(loop: Loop, name: ast.expr, container: ast.expr) -> bool:
+def _are_read(file: File, turns: ast.AST, taken: ast.expr) -> bool:
+    """Return True if nothing in the turns of a loop keeps what it takes out of a container."""
+    used = [one for one in walk(turns, ast.Name) if one.id in names_bound(taken) and isinstance(one.ctx, ast.Load)]
+    return all(keeps_nothing(file, one, returned=False) for one in used)
+
+
+def _are_keys(loop: ast.AST, name: ast.expr, container: ast.expr) -> bool:
     """Return True if a loop uses what it takes out of a container to index the container: `for key in self.slots:`."""
     own = [one.slice for one in walk(loop, ast.Subscript) if dotted(one.value) == dotted(container) != ""]
     return isinstance(name, ast.Name) and name.id in map(dotted, own)

@@ -16,6 +16,7 @@ from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new, keeps_nothing
+from noclobber.mend.holders.placing import may_be_kept
 from noclobber.mend.holders.seen import holders_at, is_of
 from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
 from noclobber.mend.scene import Scene
@@ -86,28 +87,43 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
     file, loop, row = write.file, _loop(write), write.statement
     pair = _iterated(loop, dotted(write.base)) if loop is not None else None
     holders, scope = holders_at(scene.finding, file, row), file.scope(row)
-    if loop is None or pair is None or not isinstance(pair[1], ast.Name) or holders is None:
+    if loop is None or pair is None or not dotted(pair[1]) or holders is None:
         return False
-    name, own = pair[1].id, names_bound(loop.target)
+    name, own = dotted(pair[1]), names_bound(loop.target)
     others = loop.iter.args if isinstance(loop.iter, ast.Call) else []
     if not all(one is pair[1] or _is_as_long(scope, one, name) for one in others):
         return False  # `zip` ends with the shortest, and what is not written has to stay
-    if any(is_read_after(file, one, scope, last_line(loop)) for one in own) or not is_own(scope, name):
+    if any(is_read_after(file, one, scope, last_line(loop)) for one in own):
         return False
     if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
+        return False
+    if any(isinstance(one, WITH) for one in file.around(row)):
         return False
     is_copy = isinstance(row, ast.Assign) or called(write.call) == "copy_"  # which may give what another name holds
     if is_copy or scene.lines_written(file) != {row.lineno} or not scene.keeps_type(file):
         return False
+    if isinstance(pair[1], ast.Attribute):
+        item = ast.Subscript(pair[1], ast.Constant(0))
+        return _is_list(file, pair[1]) and not may_be_kept(file, item, row)
     made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
     used = [one for one in uses(scope, name, ast.Load) if one is not pair[1]]
     return (
         name not in parameters(scope)
-        and not any(isinstance(one, WITH) for one in file.around(row))
+        and is_own(scope, name)
         and all(isinstance(one, ast.Assign) and _lists_new(file, one.value) for one in made)
         and all(isinstance(file.above[one], ast.Return) or keeps_nothing(file, one) for one in used)
         and not any(loop in file.around(one) or _is_item_set(file, one) for one in used)
     )
+
+
+def _is_list(file: File, held: ast.Attribute) -> bool:
+    """Return True if a file sets an attribute of this name to lists alone."""
+    stored = [one for one in walk(file.tree, ast.Attribute) if one.attr == held.attr and is_stored(file, one)]
+    rows = [file.statement(one) for one in stored]
+    return rows != [] and all(isinstance(one, ast.Assign) and isinstance(one.value, _LISTS) for one in rows)
+
+
+_LISTS = (ast.List, ast.ListComp)
 
 
 def _is_as_long(scope: Scope, other: ast.expr, name: str) -> bool:
