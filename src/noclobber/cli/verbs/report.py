@@ -27,7 +27,9 @@ def add(verbs: Verbs) -> None:
         "(`--fail-on`).",
         epilog="example: noclobber report -o report.html report.json",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE | DIR", help="`-` reads stdin")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE | DIR", help="several folders make one report; `-` reads stdin"
+    )
     add_format(parser)
     parser.add_argument("-o", dest="output", type=file_name, metavar="FILE", help="write to FILE instead of stdout")
     add_selection(parser)
