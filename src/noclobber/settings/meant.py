@@ -14,9 +14,9 @@ def asked(near: Iterable[str]) -> str:
 
 
 def close(word: str, known: Iterable[str], most: int = 2) -> list[str]:
-    """Return what is close to a word: first what has its letters in another order, then what begins as it does."""
+    """Return what is close to a word: first what has its letters in another order."""
     near = get_close_matches(word, list(known), n=9)
-    return sorted(near, key=lambda one: (sorted(one) != sorted(word), -len(os.path.commonprefix((word, one)))))[:most]
+    return sorted(near, key=lambda one: sorted(one) != sorted(word))[:most]
 
 
 def like(word: str, known: Iterable[str]) -> str:
