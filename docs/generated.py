@@ -56,7 +56,7 @@ STATUS = """\
 | `report` | no finding counts | a finding counts | the report cannot be read |
 | `fix` | everything is fixed | something is left, unproven or not written | the program cannot be run |
 | `explain` | it is explained | it is no error of PyTorch | there is no such rule or operator |
-| `doctor` | a small silent error is found | it is not found | the native part is not built |
+| `doctor` | a small silent error is found | it is not found | the native part cannot be built |
 
 Ctrl-C gives 130, as a shell counts it.
 

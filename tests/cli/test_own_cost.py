@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 
 import noclobber
 from noclobber.observe.arming import own_cost
@@ -42,10 +43,28 @@ def test_who_has_turned_the_native_part_off_is_not_asked_to_build_it(tmp_path: P
 
 def test_to_measure_makes_no_backward_call_and_leaves_no_gradient() -> None:
     with noclobber.watch() as seen:
-        assert own_cost.in_words(0) == "", "so few nodes cost little"
-        watched = own_cost._per_node()
+        assert own_cost.in_words(0) == "", "so few saves cost little"
+        per_event = own_cost._per_event()
     assert seen.report.coverage.backwards == 0
-    assert 0 < own_cost._per_node() < watched < 1e-3
+    assert 0 < per_event < 1e-3
+
+
+def test_saves_and_writes_are_counted_and_the_bytes_of_large_tensors_are_clocked() -> None:
+    def counted(saves: int, writes: int, size: int = 3) -> tuple[int, float]:
+        before, clocked = own_cost.taken[0], own_cost.clocked[0]
+        h = torch.zeros(size, requires_grad=True)
+        for _ in range(saves):
+            h = h.sin()
+        for _ in range(writes):
+            h.mul_(2)
+        h.sum().backward()
+        return own_cost.taken[0] - before, own_cost.clocked[0] - clocked
+
+    with noclobber.watch():
+        few, nothing = counted(2, 1)
+        assert nothing == 0, "the bytes of a small tensor belong to its save"
+        assert [counted(5, 1)[0], counted(2, 4)[0]] == [few + 3, few + 3]
+        assert counted(2, 1, 1_000_000)[1] > 0
 
 
 def test_what_the_native_part_takes_is_what_the_benchmarks_say() -> None:

@@ -39,7 +39,7 @@ NOT_PROGRAMS = {
     "wrong type": (["report", "typed.json"], "cannot read `typed.json`: damaged report: `message` is int"),
     "unknown code": (
         ["explain", "NC110"],
-        "no rule `NC110`, and no operator of this name that can be tried; did you mean `NC",
+        "no rule `NC110`, and no operator of this name that can be tried; did you mean `NC101`",
     ),
     "unknown word": (
         ["explain", "zzzz"],
@@ -80,7 +80,7 @@ MEANT = {
     "an option": (["run", "--formt", "json", "ran.py"], "unrecognized arguments: --formt; did you mean `--format`?"),
     "a verb": (["rnu", "ran.py"], "; did you mean `run`?"),
     "a format": (["run", "-f", "ful", "ran.py"], "; did you mean `full`?"),
-    "a code": (["explain", "NC110"], "; did you mean `NC"),
+    "a code": (["explain", "NC110"], "; did you mean `NC101`"),
     "a rule that counts": (["run", "--select", "silnt-write", "ran.py"], "; did you mean `silent-write`"),
     "a rule": (["explain", "stale-safe"], "; did you mean `stale-save`"),
     "an operator": (["explain", "sigmoidd"], "; did you mean `torch.sigmoid`"),
@@ -156,7 +156,6 @@ def test_one_clear_line(tmp_path: Path, words: list[str], line: str) -> None:
         ["run", "-o", "ran.py", "ran.py"],
         ["fix", "-o", "ran.py", "ran.py"],
         ["report"],
-        ["report", "a", "b"],
         ["nonesuch"],
         ["--unknown"],
     ],

@@ -153,6 +153,11 @@ def test_two_nodes_fail_on_what_is_new_only(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": PROGRAM + "z = x.exp()\n    z.data.add_(1)\n    z.sum().backward()\n"})
     assert noclobber(["run", "--fail-on", "never", "-o", "new/", "train.py"], tmp_path).status == 0
     assert noclobber(["report", "--baseline", "known.json", "new/"], tmp_path).status == 1
+    both = noclobber(["report", "--baseline", "known.json", "-f", "concise", "found/", "new/"], tmp_path)
+    assert (both.status, len(both.stdout.splitlines())) == (1, 1)
+    assert "left out: 1 in the baseline" in both.stderr
+    refused = noclobber(["report", "found/", "known.json"], tmp_path)
+    assert (refused.status, "`known.json` is no folder" in refused.stderr) == (2, True)
 
 
 def test_nodes_may_have_their_files_in_folders_of_their_own(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_a_patch_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
     fixed = told(mending(tmp_path / "a.py"), ["a.py"], writing=True, unproven=False)
     assert fixed.status == 1
     assert "+x = 2" in fixed.diff
-    why = "read-only file system; the diff is above, and `-o PATCH` keeps it"
+    why = "read-only file system; `-o PATCH` keeps the diff"
     assert fixed.words[-1] == f"noclobber: nothing written: {why}"
 
 

@@ -191,8 +191,23 @@ def test_only_one_run_is_reported_if_that_is_asked(tmp_path: Path) -> None:
     both = report_of(str(tmp_path))
     assert len(both.findings) == 2
     assert both.coverage.notes == ("the folder holds several runs; give each run a folder of its own",)
-    assert report_of(str(tmp_path), "new").coverage.notes == ()
-    assert [one.primary and one.primary.span.line for one in report_of(str(tmp_path), "new").findings] == [11]
+    assert report_of(str(tmp_path), run="new").coverage.notes == ()
+    assert [one.primary and one.primary.span.line for one in report_of(str(tmp_path), run="new").findings] == [11]
+
+
+def test_several_folders_are_one_report_each_with_a_run_of_its_own(tmp_path: Path) -> None:
+    for name, line in (("a", 5), ("b", 9)):
+        (tmp_path / name).mkdir()
+        written = Written(tmp_path / name, 10, run=name).watched()
+        written.journal.found(finding(5), 1)
+        written.journal.found(finding(line), 1)
+        written.ended()
+    report = report_of(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert [(one.primary and one.primary.span.line, one.count) for one in report.findings] == [(5, 2), (9, 1)]
+    assert report.coverage.notes == ()
+    (tmp_path / "c").mkdir()
+    with pytest.raises(ReportError, match="no process has written there"):
+        report_of(str(tmp_path / "a"), str(tmp_path / "c"))
 
 
 @pytest.mark.parametrize("text", ["", "x\n", "[]\n", '{"format": "noclobber-process/9"}\n', '{"format": 1', "[" * 9**5])

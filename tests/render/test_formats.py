@@ -166,6 +166,7 @@ PROGRAM = {"argv": ["train.py"], "status": 0, "torch": "2.13.0", "python": "3.11
         ({}, {"status": 3}, "no backward ran: nothing was checked"),
         ({"raised": 1}, {"status": 1}, "no backward ran to its end: nothing was checked"),
         ({"unseen": ("graphs",)}, {}, "in what was watched, no backward ran: nothing was checked"),
+        ({"saves": False}, {}, "only writes were watched: nothing was checked"),
     ],
 )
 def test_nothing_found_says_what_was_checked(covered: dict[str, Any], ended: dict[str, int], said: str) -> None:

@@ -30,9 +30,9 @@ class PrintedReport(Report):
         return render.part(self)
 
     def counted(self) -> str:
-        """Return "1 finding in 12 backward calls"; those that raised an error are among them."""
-        calls = calls_in_words(self.coverage.backwards + self.coverage.raised)
-        return f"{counted(len(self.findings), 'finding')} in {calls}"
+        """Return "1 finding in 12 backward calls"; those that raised an error are among them. `install` counts none."""
+        found, calls = counted(len(self.findings), "finding"), self.coverage.backwards + self.coverage.raised
+        return f"{found} in {calls_in_words(calls)}" if self.coverage.saves else found
 
 
 class PrintedLedger(Ledger):

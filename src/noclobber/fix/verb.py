@@ -383,9 +383,7 @@ def _write_patch(patch: Patch, fixed: Fixed) -> None:
     except (OSError, Misfit) as error:
         fixed.status = 1
         why = getattr(error, "strerror", None) or error
-        fixed.words.append(
-            f"noclobber: nothing written: {str(why).lower()}; the diff is above, and `-o PATCH` keeps it"
-        )
+        fixed.words.append(f"noclobber: nothing written: {str(why).lower()}; `-o PATCH` keeps the diff")
         return
     names = ", ".join(_shown(path) for path in patch.after)
     fixed.words.append(f"noclobber: written: {names}")

@@ -189,21 +189,24 @@ def first_of(folder: str) -> First | None:
     return None
 
 
-def report_of(folder: str, run: str = "", checkout: str = "") -> Report:
-    """Return the report of all processes whose files are in a folder; with `run`, only those of one run.
+def report_of(*folders: str, run: str = "", checkout: str = "") -> Report:
+    """Return the report of all processes whose files are in folders; with `run`, only those of one run.
 
     With `checkout`, places in other checkouts of the same files are places in this one. Findings show all that the
     rules propose.
 
-    Raises OSError if the folder cannot be read, and ReportError if a file cannot, or if none is of a process.
+    Raises OSError if a folder cannot be read, and ReportError if a file cannot, or if a folder has none of a process.
     """
-    findings, read = _Findings(), list[_Read]()
-    for path in files_in(folder):
-        one = _read(path, len(read), findings, run)
-        if one is not None:
-            read.append(one)
-    if not read:
-        raise ReportError("no process has written there; `noclobber run -o DIR/` makes such a folder")
+    findings, read, mixed = _Findings(), list[_Read](), False
+    for folder in folders:
+        before = len(read)
+        for path in files_in(folder):
+            one = _read(path, len(read), findings, run)
+            if one is not None:
+                read.append(one)
+        if len(read) == before:
+            raise ReportError("no process has written there; `noclobber run -o DIR/` makes such a folder")
+        mixed = mixed or _are_several(read[before:])
     processes = [_process(one) for one in read]
     gone = _replaced(read, processes)
     unwatched = list(_unwatched(read, gone))
@@ -224,7 +227,7 @@ def report_of(folder: str, run: str = "", checkout: str = "") -> Report:
         "python": first.first.python,
         "date": first.first.date,
     }
-    return Report(tuple(merged), _coverage(read, shown), program, shown)
+    return Report(tuple(merged), _coverage(read, shown, mixed), program, shown)
 
 
 def _read(path: str, number: int, findings: _Findings, run: str) -> _Read | None:
@@ -343,8 +346,11 @@ def _unwatched(read: Sequence[_Read], gone: set[int]) -> Iterator[Process]:
             )
 
 
-def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
-    """Return what all of them covered together: only what every watched process did is said of all."""
+def _coverage(read: Sequence[_Read], processes: Sequence[Process], mixed: bool) -> Coverage:
+    """Return what all of them covered together: only what every watched process did is said of all.
+
+    `mixed` is True if one folder holds several runs.
+    """
     covered = [one.coverage for one in read if one.coverage is not None]
     unseen: Counter[str] = Counter()
     for coverage in covered:
@@ -355,7 +361,7 @@ def _coverage(read: Sequence[_Read], processes: Sequence[Process]) -> Coverage:
     lines += [f"{_named(one)}: {one.why}" for one in processes if one.why]
     lines += _missing(processes)
     notes = list(dict.fromkeys(note for coverage in covered for note in coverage.notes))
-    if _are_several(read):
+    if mixed:
         notes.append("the folder holds several runs; give each run a folder of its own")
     for state, words in (("running", "had not ended yet"), ("lost", "ended by a signal")):
         some = [one for one in processes if one.watched and one.state == state]

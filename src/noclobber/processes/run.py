@@ -139,11 +139,11 @@ class Run:
             "date": self._date,
         }
         with contextlib.suppress(OSError, ReportError):
-            files = report_of(member.order.folder, member.order.run)
+            files = report_of(member.order.folder, run=member.order.run)
             until = time.monotonic() + STARTING
             while time.monotonic() < until and any(one.why and one.state == "running" for one in files.processes):
                 time.sleep(0.05)
-                files = report_of(member.order.folder, member.order.run)
+                files = report_of(member.order.folder, run=member.order.run)
         torch = sys.modules.get("torch") if member.watched else None
         about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
         self._session.stop()

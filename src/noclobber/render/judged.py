@@ -44,8 +44,8 @@ def unchecked(report: Report) -> str:
     if report.findings and "torch" not in report.program:
         return ""
     where = "in what was watched, " if _is_in_part(report) else ""
-    end = " to its end" if coverage.raised else ""
-    return f"{where}no backward ran{end}{'' if report.findings else ': nothing was checked'}"
+    why = f"no backward ran{' to its end' if coverage.raised else ''}" if coverage.saves else "only writes were watched"
+    return f"{where}{why}{'' if report.findings else ': nothing was checked'}"
 
 
 def nothing_found(report: Report) -> str:

@@ -13,9 +13,15 @@ def asked(near: Iterable[str]) -> str:
     return f"; did you mean {names}?" if names else ""
 
 
+def close(word: str, known: Iterable[str], most: int = 2) -> list[str]:
+    """Return what is close to a word: first what has its letters in another order."""
+    near = get_close_matches(word, list(known), n=9)
+    return sorted(near, key=lambda one: sorted(one) != sorted(word))[:most]
+
+
 def like(word: str, known: Iterable[str]) -> str:
     """Ask for what is close to a word."""
-    return asked(get_close_matches(word, list(known), n=2))
+    return asked(close(word, known))
 
 
 def file_like(path: str) -> str:

@@ -12,7 +12,7 @@ from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
 from noclobber.render.text import filled
 from noclobber.session.imports import torch_needed
-from noclobber.settings.meant import asked
+from noclobber.settings.meant import asked, close
 
 if TYPE_CHECKING:
     from noclobber.rules import Rule
@@ -142,7 +142,7 @@ def _unknown(word: str) -> int:
     operators = {one.rpartition(".")[2]: one for one in names()}
     last = word.rpartition(".")[2]
     near = [
-        *get_close_matches(word.upper(), [one.code for one in catalogue()], cutoff=0.7),
+        *close(word.upper(), (one.code for one in catalogue())),
         *get_close_matches(word.lower(), [one.name for one in catalogue()]),
         *(operators[one] for one in get_close_matches(last, operators, cutoff=0.7)),
     ][:3]

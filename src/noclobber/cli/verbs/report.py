@@ -22,12 +22,14 @@ def add(verbs: Verbs) -> None:
         "report",
         help="show a saved report",
         description="Show a report that `noclobber run -o FILE.json` has saved, or make one of all that the "
-        "processes of `noclobber run -o DIR/` have written into a folder, also while they run. The files of a run that "
-        "was killed are removed once they are shown. The exit status is 1 if an error counts "
+        "processes of `noclobber run -o DIR/` have written into one folder or several, also while they run. The files "
+        "of a run that was killed are removed once they are shown. The exit status is 1 if an error counts "
         "(`--fail-on`).",
         epilog="example: noclobber report -o report.html report.json",
     )
-    parser.add_argument("file", metavar="FILE | DIR", help="`-` reads stdin")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE | DIR", help="several folders make one report; `-` reads stdin"
+    )
     add_format(parser)
     parser.add_argument("-o", dest="output", type=file_name, metavar="FILE", help="write to FILE instead of stdout")
     add_selection(parser)
@@ -45,19 +47,25 @@ def carry_out(options: argparse.Namespace) -> int:
 
     if options.output and (why := unwritable(real(options.output))):
         return refuse(f"cannot write `{options.output}`: {why}")
-    is_folder = options.file != "-" and os.path.isdir(options.file)
+    file, folders = options.files[0], [one for one in options.files if one != "-" and os.path.isdir(one)]
+    if 1 < len(options.files) != len(folders):
+        odd = next(one for one in options.files if one not in folders)
+        return refuse(
+            f"`{odd}` is no folder: of several runs one report is made if each has written into a folder "
+            "(`noclobber run -o DIR/`)"
+        )
     try:
-        if is_folder:
+        if folders:
             from noclobber.processes.merging import report_of
             from noclobber.session.session import Session
 
-            report = report_of(options.file, checkout=current_folder())
+            report = report_of(*folders, checkout=current_folder())
             report = replace(report, findings=Session().advised(report.findings))
         else:
-            report = in_checkout(Report.from_json(text_of(options.file, "report")), current_folder())
+            report = in_checkout(Report.from_json(text_of(file, "report")), current_folder())
     except (OSError, ReportError, Unreadable) as error:
         why = str(getattr(error, "strerror", None) or error)
-        return refuse(f"cannot read `{options.file}`: {why}{file_like(options.file)}")
+        return refuse(f"cannot read `{'`, `'.join(options.files)}`: {why}{file_like(file)}")
     selection = selection_of(options)
     report = selected_of(report, options, selection, say)
     if options.output:
@@ -70,6 +78,6 @@ def carry_out(options: argparse.Namespace) -> int:
         out(render(report, options.format, color=color, width=width))
         for line in below(report, options.format):
             say(line)
-    if is_folder:
-        leftover.forget(options.file, report, leftover.runs())
+    for folder in folders:
+        leftover.forget(folder, report, leftover.runs())
     return int(selection.fails(report))

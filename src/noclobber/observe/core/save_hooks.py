@@ -19,7 +19,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle, OfView, alias_of, of_view_outside, versioned
-from noclobber.observe.core.seen.records import latest
+from noclobber.observe.core.seen.records import latest, taken
 from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
@@ -77,7 +77,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     new, of_view, reference = Handle, OfView, ref
     live, takers = context.live, context.takers
     unsorted, add_to_history = live.unsorted, context.thread.history.add
-    next_node, frame_of, now = engine_state.next_node, sys._getframe, latest
+    next_node, frame_of, now, counted = engine_state.next_node, sys._getframe, latest, taken
     at_save = contents.at_pack if contents is not None else None
     arming = context.armings
     views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them
@@ -111,6 +111,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
             handle.node = node = next_node() - 1
             handle.moment = moment
             handle.place = place = place_of(frame_of())
+            counted[0] += 1
             filed = reference(handle)
             unsorted.append(filed)
             if len(unsorted) > live.limit:

@@ -99,7 +99,9 @@ def _table(kept: Sequence[Entry]) -> str:
     rows = [
         (
             *(size(one.bytes), share(one.bytes, whole)),
-            *map(escape, (place_of(one), one_line(one.module), one_line(one.op))),
+            escape(place_of(one)).replace("/", "/<wbr>"),
+            escape(one_line(one.module)).replace(".", ".<wbr>"),
+            escape(one_line(one.op)),
             f"<code>{escape(one_line(one.source))}</code>",
         )
         for one in kept

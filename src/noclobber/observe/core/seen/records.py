@@ -24,6 +24,8 @@ from noclobber.observe.witness.layout import Geometry, geometry
 latest = array("q", [0])
 """The newest moment, as the only item. A save reuses it, which costs less; later writes get a higher number. The native
 part counts on in this memory."""
+taken = [0]
+"""How many saves and writes Python has taken, as the only item (arming/own_cost.py)."""
 _numbers: Callable[[], int] = count(1).__next__
 
 

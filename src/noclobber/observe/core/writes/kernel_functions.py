@@ -11,6 +11,7 @@ import torch
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core.context import After, Context
+from noclobber.observe.core.seen.records import taken
 from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.torch_api.autograd import engine_state
@@ -77,6 +78,7 @@ def writing(name: str, written: Written) -> Kernel:
                 return run(*args, **kwargs)
             finally:
                 include(key, True)
+        taken[0] += 1
         try:
             if only_first and isinstance(args[0], torch.Tensor):
                 after = before(written, args[0])

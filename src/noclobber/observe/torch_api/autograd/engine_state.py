@@ -68,5 +68,10 @@ def empty_queue() -> None:
     """
     with modes.aside():
         leaf = torch.zeros((), device="cpu", requires_grad=True)
-        run = private.lookup("autograd.Variable._execution_engine").run_backward
-        run((leaf,), (torch.zeros_like(leaf),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        run(leaf, leaf)
+
+
+def run(output: torch.Tensor, leaf: torch.Tensor) -> None:
+    """Run the engine for a gradient that nobody gets: below what sees each backward call of the program."""
+    engine = private.lookup("autograd.Variable._execution_engine")
+    engine.run_backward((output,), (torch.zeros_like(output),), False, False, (leaf,), allow_unreachable=True)
