@@ -131,6 +131,21 @@ def _waves(w):
 
 
 SOUND = {
+    "the state of a chain, set through data": """
+class Chain:
+    def __init__(self):
+        self.x = torch.ones(3, 4, dtype=torch.float64)
+    def walk(self):
+        x = 0.5 * self.x - 1
+        self.x.data.copy_(x)
+
+def run():
+    chain, total = Chain(), 0
+    for step in range(3):
+        total = total + (chain.x @ w).square().sum()
+        chain.walk()
+    total.backward()
+""",
     "the slots that an attribute holds, one of which the caller has": """
 class Memory:
     def __init__(self):
@@ -1889,6 +1904,19 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a leaf that an attribute holds, set through data": """
+class Chain:
+    def __init__(self):
+        self.x = torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
+    def walk(self):
+        self.x.data.mul_(0.5)
+
+def run():
+    chain = Chain()
+    loss = (chain.x @ w).square().sum()
+    chain.walk()
+    loss.backward()
+""",
     "the whole of parts that another block makes": """
 def run():
     packed = x @ w
