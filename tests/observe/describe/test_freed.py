@@ -121,10 +121,20 @@ def test_the_backward_that_frees_is_shown(program, frees):
     assert line == program.__code__.co_firstlineno + frees
 
 
-@pytest.mark.parametrize("program", [a_buffer, a_buffer_later, a_row_of_a_buffer])
-def test_a_write_that_carries_is_shown(program):
-    (line,) = (one.span.line for one in finding_of(program).labels if one.role == "write")
-    assert line == program.__code__.co_firstlineno + 3
+def a_buffer_that_is_filled():
+    memory, w = torch.zeros(3), torch.ones(3, requires_grad=True)
+    for _ in range(3):
+        h = (w * memory + w).exp()
+        memory.copy_(h)
+        h.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "line"), [(a_buffer, 3), (a_buffer_later, 3), (a_row_of_a_buffer, 3), (a_buffer_that_is_filled, 4)]
+)
+def test_a_write_that_carries_is_shown(program, line):
+    (shown,) = (one.span.line for one in finding_of(program).labels if one.role == "write")
+    assert shown == program.__code__.co_firstlineno + line
 
 
 @pytest.mark.parametrize("program", [a_state, two_heads, a_state_and_two_heads, a_state_and_a_write_beside_it])

@@ -15,6 +15,7 @@ from noclobber.observe.describe.reachable import Held, reachable
 from noclobber.observe.describe.tensor_names import user_frames
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.tensors import storages
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -31,9 +32,9 @@ class Edge(NamedTuple):
 
 def carried(
     edges: list[Edge], boundary: int, frame: FrameType | None, memory: Memory
-) -> tuple[tuple[Carried, ...], bool]:
-    """Return the states that lead along these edges, from a graph of now to nodes before `boundary`, by short names,
-    and whether each edge is known to be of one of them.
+) -> tuple[tuple[Carried, ...], bool, set[int | None]]:
+    """Return the states that lead along these edges, from a graph of now to nodes before `boundary`, by short names;
+    whether each edge is known to be of one of them; and the keys of their storages.
 
     `boundary` is the number of the next node when the same line last ended a backward. A state still holds the old
     tensor, or its next value: then the same statement made both. So both nodes are of one kind, with one shape, and the
@@ -57,7 +58,8 @@ def carried(
                 found.setdefault(id(held.value), []).append(held)
                 known.update(leading)
     states = tuple(_state(names, edges) for names in list(found.values())[:_MOST_STATES])
-    return states, bool(edges) and known == set(edges) and len(found) <= _MOST_STATES
+    are_all = bool(edges) and known == set(edges) and len(found) <= _MOST_STATES
+    return states, are_all, {storages.storage_key(names[0].value) for names in found.values()}
 
 
 def _state(names: list[Held], edges: list[Edge]) -> Carried:

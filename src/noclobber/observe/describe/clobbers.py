@@ -161,7 +161,7 @@ def _carried(
     if node is None or not node._sequence_nr() < boundary or not any(write.step for write in writes):
         return (), False
     edges = carried_states.edges_into(graph.roots_of(backward.outputs), boundary, lambda one: one is node)
-    return carried_states.carried(edges, boundary, sys._getframe(1), memory)
+    return carried_states.carried(edges, boundary, sys._getframe(1), memory)[:2]
 
 
 def _with_unseen(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.events import Refusal, Tensor
+from noclobber.model.seen.events import Carried, Refusal, Tensor
 from noclobber.model.seen.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
@@ -231,8 +231,10 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         ends = ((end, line) for line, end in boundaries.values() if end > number)
         freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]
     is_state = repeated is False and not shared
-    carrying = _carrying(roots, boundary, memory) if is_state or repeated is not False else None
-    states, are_all = carried_states.carried(edges, boundary, sys._getframe(1), memory) if is_state else ((), False)
+    none: tuple[tuple[Carried, ...], bool, set[int | None]] = ((), False, set())
+    found = carried_states.carried(edges, boundary, sys._getframe(1), memory) if is_state else none
+    states, are_all, keys = found
+    carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
     return Refusal(
         message,
         site_of(backward.place),
@@ -248,24 +250,34 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     )
 
 
-def _carrying(roots: list[Node], boundary: int, memory: Memory) -> Record | None:
+def _carrying(roots: list[Node], boundary: int, memory: Memory, states: set[int | None]) -> Record | None:
     """Return the write that carries a state from an older graph into the newest graph; None if none is known.
 
-    It made a node at either end of the edge between the graphs.
+    It made a node at either end of the edge between the graphs. Of what was in no graph before, only a later write is
+    known: to the storage of one of the `states`, by the operator that made the older node.
     """
-    edges = carried_states.crossing(roots, boundary) if boundary else ()
+    edges = [*carried_states.crossing(roots, boundary)] if boundary else []
     ends = {node for newer, older in edges for node in (newer, older.node)}
-    return next((one for one in reversed(memory.recent) if any(_made(one, node) for node in ends)), None)
+    recent = [one for one in reversed(memory.recent) if one.in_graph]
+    alike = ((one, node) for one in recent for node in ends if _is_of(one, node))
+    again = next(
+        (one for one in recent if one.key in states and any(_is_of(one, edge.node) for _, edge in edges)), None
+    )
+    return next((one for one, node in alike if _made(one, node)), again)
+
+
+def _is_of(record: Record, node: Node) -> bool:
+    """Return True if a node is of the operator of a write, or of any write through a view."""
+    name = node.name().rpartition("::")[2]
+    return name == "CopySlices" or _OF_NODE.sub("", name).lower() == record.written.op.partition("::")[2].replace(
+        "_", ""
+    )
 
 
 def _made(record: Record, node: Node) -> bool:
-    """Return True if a write to a tensor in the graph made a node. Where it was through a view, PyTorch makes the node
-    of the operator first (torch 2.13; tests/observe/describe/test_freed.py)."""
-    number, name = node._sequence_nr(), node.name()
-    if name.endswith("CopySlices"):
-        return record.in_graph and record.node == number - 1
-    op = record.written.op.partition("::")[2].replace("_", "")
-    return record.in_graph and record.node == number and _OF_NODE.sub("", name).lower() == op
+    """Return True if a write to a tensor in the graph made a node of its kind. Where it was through a view, PyTorch
+    makes the node of the operator first (torch 2.13; tests/observe/describe/test_freed.py)."""
+    return record.node == node._sequence_nr() - node.name().endswith("CopySlices")
 
 
 def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drift | None:

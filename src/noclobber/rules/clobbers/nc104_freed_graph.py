@@ -76,6 +76,7 @@ _STEPPED = (
 )
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: "
+_NO_GRAD = "or, if no gradient should flow through it, write it inside `with torch.no_grad():`"
 _UNKNOWN = "`h = h.detach()`, and of a tuple each part, `h = tuple(part.detach() for part in h)`"
 _SUM = "sum the losses and call `backward` once"
 _SUM_FIRST = "sum the losses and call `backward` once, before the steps"
@@ -110,11 +111,12 @@ def _explained(event: Refusal) -> Finding:
     if repeated is False and event.shared:
         return _finding(event, _SHARED, two, _note(True) + _STEPPED * stepped, Cause.SHARED)
     if repeated is False and (name := carrying.sum_of_turns(event.site)):
-        anew = f"set `{name}` anew after this backward, as before the loop: it still leads to the losses before"
+        anew = f"set `{name}` anew after this backward, as before the loop, or detach it: `{name} = {name}.detach()`"
         return _finding(event, _HEADLINES[repeated], [anew], _note(repeated), Cause.CARRIED)
-    if repeated is False and event.written is not None:
-        return _finding(event, _HEADLINES[repeated], [_before_write(event)], _note(repeated), Cause.CARRIED)
     detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)
+    if repeated is False and event.written is not None:
+        cut = [detach, _NO_GRAD] if event.carried else [_before_write(event)]
+        return _finding(event, _HEADLINES[repeated], cut, _note(repeated), Cause.CARRIED)
     helps = {
         True: two,
         False: [detach, *[f"or, if nothing is carried: {_FORWARD}"] * (once is None and not event.carried)],
@@ -149,7 +151,7 @@ def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: 
 def _before_write(event: Refusal) -> str:
     name = dotted(write_of(event.written).target) or "h"
     cut = f"detach the state before it is written: `{name} = {name}.detach()`"
-    return f"{cut}; or, if no gradient should flow through it, write it inside `with torch.no_grad():`"
+    return f"{cut}; {_NO_GRAD}"
 
 
 def _carries(event: Refusal) -> str:
