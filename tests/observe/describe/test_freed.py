@@ -124,7 +124,7 @@ def test_the_backward_that_frees_is_shown(program, frees):
 def a_buffer_that_is_filled():
     memory, w = torch.zeros(3), torch.ones(3, requires_grad=True)
     for _ in range(3):
-        h = (w * memory + w).exp()
+        h = (w + memory).exp()
         memory.copy_(h)
         h.sum().backward()
 
