@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
+from noclobber.observe.detectors.undeclared_writes import KEPT, Writers
 from tests.observe.hearing import bare, hear, is_marked
 
 
@@ -401,3 +404,15 @@ def test_calls_that_return_their_own_rows():
     heard, gradient = hear(lambda: slices(put))
     assert heard.events == heard.clobbers == []
     assert torch.equal(gradient, bare(lambda: slices(put)))
+
+
+@pytest.mark.filterwarnings("ignore::noclobber.ClobberWarning")
+def test_of_many_overwritten_tensors_the_newest_are_remembered():
+    writers, overwriting = CONTEXT.state(Writers), function(times_three, COPY)
+    with noclobber.watch() as watched:
+        for _ in range(KEPT + 2):
+            h = torch.ones(2, requires_grad=True) * 2
+            loss = used_after(h, overwriting.apply(h))
+        assert sum(map(len, writers.overwritten.values())) == KEPT
+        loss.backward()
+    assert [one.code for one in watched.findings] == ["NC207"]

@@ -76,7 +76,8 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     """
     new, of_view, reference = Handle, OfView, ref
     live, takers = context.live, context.takers
-    unsorted, add_to_history = live.unsorted, context.thread.history.add
+    unsorted, history = live.unsorted, context.thread.history
+    add_node, add_place = history.nodes.append, history.places.append
     next_node, frame_of, now, counted = engine_state.next_node, sys._getframe, latest, taken
     at_save = contents.at_pack if contents is not None else None
     arming = context.armings
@@ -122,7 +123,8 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                 if memory is not None and views_are_visited:
                     leave_out(memory)
                     leave_out(memory[0])
-            add_to_history(node, place)
+            add_node(node)
+            add_place(place)
             for among, saved in takers:
                 if among:
                     saved(handle, tensor)

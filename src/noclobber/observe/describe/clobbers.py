@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -259,9 +258,10 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
 def weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | None]:
     """Return a function for a tensor on the same bytes, which lie `where`. It holds no storage, and returns None once
     that is gone, or where no tensor can be made of its geometry."""
-    if strided(where) is None or storages.storage_key(tensor) is None:
+    if storages.storage_key(tensor) is None:
         return lambda: None
-    return partial(tensor_on, storages.storage_ref(tensor), where)
+    storage = storages.storage_ref(tensor)
+    return lambda: None if strided(where) is None else tensor_on(storage, where)
 
 
 def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Save:

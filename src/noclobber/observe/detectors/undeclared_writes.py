@@ -137,8 +137,10 @@ class Writers:
         self._context = context
         self._looking: Look = self._look
         self._results: deque[_Result] = deque(maxlen=KEPT)
-        self.overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
-        """The tensors that calls overwrote, newest last."""
+        self.overwritten: dict[int, list[_Overwritten]] = {}
+        """The tensors that calls overwrote, newest last, by the number of the node that made them."""
+        self._makers: deque[int] = deque()
+        """These numbers, one for each tensor, newest last."""
 
     def arm(self, way: Way) -> None:
         """Guard what is called at writes."""
@@ -223,7 +225,17 @@ class Writers:
             place = place or caller()
             last, version = writes[0] if writes else None, int(argument.tensor._version)
             event = partial(_undeclared, by, place, last, version, later_of(argument.tensor), beside)
-            self.overwritten.append(_Overwritten(argument.made, engine_state.next_node(), event, changed))
+            self._remember(_Overwritten(argument.made, engine_state.next_node(), event, changed))
+
+    def _remember(self, one: _Overwritten) -> None:
+        self.overwritten.setdefault(one.made[0], []).append(one)
+        self._makers.append(one.made[0])
+        if len(self._makers) > KEPT:
+            of_oldest = self.overwritten.get(oldest := self._makers.popleft(), [])
+            if len(of_oldest) > 1:
+                of_oldest.pop(0)
+            else:
+                self.overwritten.pop(oldest, None)
 
     def _writes(self, argument: Input, since: int) -> list[Record]:
         """Return the writes to an input, newest first."""
@@ -245,15 +257,15 @@ class Writers:
     def _passed_by(self, outputs: Iterable[Any], inputs: Sequence[Any]) -> list[Undeclared]:
         """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight
         to the node that made the tensor."""
-        remembered = list(self.overwritten)
-        made = {overwritten.made for overwritten in remembered}
         found: dict[int, Undeclared] = {}
         for user in graph.walk(graph.roots_of(outputs)):
             for maker, output in user.next_functions:
-                node = (maker._sequence_nr(), maker.name(), output) if maker is not None else None
-                if node not in made or user.name().startswith(_NO_GRADIENT) or not _leads_to(maker, inputs):
+                if maker is None or (remembered := self.overwritten.get(maker._sequence_nr())) is None:
                     continue
-                for overwritten in remembered:
+                if user.name().startswith(_NO_GRADIENT) or not _leads_to(maker, inputs):
+                    continue
+                node = (maker._sequence_nr(), maker.name(), output)
+                for overwritten in list(remembered):
                     after = overwritten.made == node and overwritten.since <= user._sequence_nr()
                     if after and _sees(user, overwritten.changed):
                         found[id(overwritten)] = overwritten.event()

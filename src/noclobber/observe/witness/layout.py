@@ -83,11 +83,24 @@ def region(geometry: Geometry | None) -> Region | None:
 
 def span(geometry: Geometry | None) -> Span:
     """Return the first byte of a geometry and the byte behind the last; EVERYWHERE if they are not known."""
-    if (known := strided(geometry)) is None:
+    if geometry is None:
         return EVERYWHERE
-    offset, shape, strides, dtype = known
-    last = offset + sum([(size - 1) * stride for size, stride in zip(shape, strides, strict=True)])
-    return offset * dtype.itemsize, (last + 1) * dtype.itemsize
+    offset, shape, strides, dtype = geometry
+    try:
+        length = _length(shape, strides)
+    except TypeError:  # symbols have no hash
+        length = None
+    if length is None or type(offset) is not int:
+        return EVERYWHERE
+    return offset * dtype.itemsize, (offset + length) * dtype.itemsize
+
+
+@lru_cache(maxsize=4096)
+def _length(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int | None:
+    """Return how many elements lie from the first to the last of a tensor, these two included; None without strides or
+    with symbolic sizes."""
+    known = strided((0, shape, strides, torch.uint8))
+    return None if known is None else 1 + sum([(size - 1) * stride for size, stride in zip(*known[1:3], strict=True)])
 
 
 def span_of(tensor: torch.Tensor) -> Span:

@@ -51,7 +51,9 @@ def writing(name: str, written: Written) -> Kernel:
         spare_key.below_versions,
         written.moves_no_version,
     )
-    only_first = written.arguments[0][0] == 0 and len(written.arguments) == 1
+    # What an operator makes and fills by another one comes first, or as `out`: `abs` calls `abs.out`. Both have as many
+    # references here (`write_kernels.references_of_new`).
+    (position, argument), is_alone = written.arguments[0], len(written.arguments) == 1 and written.flag is None
     # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
     # test_exotic.py).
     sight = modes.plain if written.op == "aten::set_" else None
@@ -80,8 +82,9 @@ def writing(name: str, written: Written) -> Kernel:
                 include(key, True)
         taken[0] += 1
         try:
-            if only_first and isinstance(args[0], torch.Tensor):
-                after = before(written, args[0])
+            one = (args[position] if position < len(args) else kwargs.get(argument)) if is_alone else None
+            if isinstance(one, torch.Tensor):
+                after = before(written, one)
             else:
                 for tensor in tensors(written, args, kwargs):
                     after = before(written, tensor) or after

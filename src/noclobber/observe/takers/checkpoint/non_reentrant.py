@@ -111,14 +111,9 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
     In forward PyTorch keeps a holder in place of each saved tensor. By the holder it finds the tensor that the second
     run computes, of which it compares shape, type and device only. `frame` is PyTorch's record of the region.
     """
-    way, thread, bus = region.way, region.context.thread, region.context.bus
+    way, bus = region.way, region.context.bus
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
-
-    def packed(holder: Holder, tensor: torch.Tensor) -> None:
-        if thread.watched:
-            region.save(holder, tensor)
-
-    noted = way.entry(packed)
+    noted = way.entry(region.save)
 
     @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> object:

@@ -138,10 +138,13 @@ class CheckpointRegion:
     def save(self, holder: Holder, tensor: torch.Tensor) -> None:
         """Record a tensor that forward saves under PyTorch's holder. The pack hook that got it calls this."""
         context = self.context
+        thread = context.thread
+        if not thread.watched:
+            return
         known = context.native.save(tensor, self._digests) if context.native is not None else None
         if known is None:
             known = save_of(tensor, place_of(sys._getframe(2)), self.digest(tensor))
-            context.thread.history.add(known[2], known[3])
+            thread.history.add(known[2], known[3])
         self.count += 1
         holder.noclobber_save = packed = RegionSave(known, self.count)
         if self._digests and packed.digest is None and is_on_device(tensor):
@@ -149,7 +152,7 @@ class CheckpointRegion:
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []
         self._of_last.append(packed)
-        context.thread.packed.append(ref(packed))
+        thread.packed.append(ref(packed))
         key = packed.key
         if key in self.outside and key not in self.used and self._outside_at(key) is not None:
             self.used.add(key)
@@ -161,7 +164,7 @@ class CheckpointRegion:
             return False
         if packed.digest is None:
             return (tensor_state.version_of(tensor) or 0) <= packed.version
-        return type(packed.digest) is int and self.digest(tensor) == packed.digest
+        return type(packed.digest) is int and fingerprint(tensor) == packed.digest
 
     def begins_again(self, run: ExitStack, read: reads.Reads) -> None:
         """Note that a second run begins, and what it can read. It ends with `run`."""
