@@ -15,7 +15,7 @@ from noclobber.mend.autograd.modes import recorded
 from noclobber.mend.autograd.no_grad import under_mode
 from noclobber.mend.autograd.seen_by_autograd import let_see, straight_through
 from noclobber.mend.change import LAST_RESORT, Change, Mend
-from noclobber.mend.copies.checkpointed_regions import run_alike
+from noclobber.mend.copies.checkpointed_regions import not_again, run_alike
 from noclobber.mend.copies.clone_first import argument_cloned, into_clone, value_cloned
 from noclobber.mend.copies.clone_for_reader import kept_as_clone
 from noclobber.mend.copies.own_bytes import (
@@ -25,6 +25,7 @@ from noclobber.mend.copies.own_bytes import (
     not_shared,
     packed_apart,
     recorded_views,
+    returned_apart,
 )
 from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
 from noclobber.mend.flags import without_cache, without_flag, written_in_place
@@ -63,6 +64,7 @@ CURES: tuple[Mend, ...] = (
     put_into,
     apart,
     packed_apart,
+    returned_apart,
     without_flag,
     without_cache,
     as_lists,
@@ -74,6 +76,7 @@ CURES: tuple[Mend, ...] = (
     on_copies,
     local_copy,
     written_in_place,
+    not_again,
 )
 """The likeliest first: the first sound change is shown, and what costs the same is tried in this order."""
 MOST = 8

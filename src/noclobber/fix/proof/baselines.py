@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.forward_mode import Along
 
 Kind = Right | Literal["derivative", "updated"]
-WHOLE: tuple[Kind, ...] = ("full", "handed", "before", "recast")
+WHOLE: tuple[Kind, ...] = ("full", "handed", "before", "recast", "returned")
 """Those of which nothing is cut off."""
 
 WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210", "NC211")
@@ -27,8 +27,10 @@ CAST = "NC211"
 STEPPED = "NC103"
 """The code of findings about weights that a step has changed: no gradient can reach back over it."""
 DRIFT = "NC205"
-"""Regions that run again get their old bytes if saves are preserved, but not if they are cloned. Other causes of drift
-(random numbers, flags) remain: gradients that match are right, and gradients that do not match may be right too."""
+"""The code of findings about regions that run again. In the reference they do not, and so draw no random numbers a
+second time: gradients that match are right, and gradients that do not match may be right too."""
+RETURNED = "NC305"
+"""The code of refused writes to what a custom Function returns. In the reference it returns clones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,6 @@ class Reference:
     events: list[dict[str, Any]]
     result: Result
     words: str
-    cloned: bool = False
-    """Whether saves were cloned, because they could not be preserved."""
 
 
 _WORDS = {
@@ -50,6 +50,7 @@ _WORDS = {
     "handed": ", where hooks and custom backwards get clones of gradients",
     "before": ", with respect to the values from before the write",
     "recast": ", where autocast keeps no casts",
+    "returned": ", where custom Functions return clones",
     "derivative": "",
     "updated": " and its write to a leaf as an update",
 }
@@ -65,6 +66,8 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
         kinds: dict[str, Kind] = {HANDED: "handed", ASKED: "before", CAST: "recast"}
         of_these = codes & set(WITHOUT)
         return tuple(kinds[one] for one in of_these if one in kinds) if len(of_these) == 1 else ()
+    if RETURNED in codes:
+        return ("returned",)
     if is_refused(codes) and not calls:
         return ("derivative",)
     if "NC104" in codes:
@@ -134,12 +137,11 @@ class References:
         if kind not in self._known:
             self.start(kind)
             result = self._started.pop(kind).result()
-            cloned = _mode(kind) == "reference" and result.error.startswith("ClobberError")
-            if cloned:
+            if _mode(kind) == "reference" and result.error.startswith("ClobberError"):
                 result = self._launcher.run(self._order("clones", kind))
             elif kind in FORWARD and not result.went_through:
                 result = self._launcher.run(replace(self._order(kind, kind), step=0.0))
-            self._known[kind] = replace(self._reference(kind, result), cloned=cloned)
+            self._known[kind] = self._reference(kind, result)
         return self._known[kind]
 
     def known(self) -> list[Reference]:

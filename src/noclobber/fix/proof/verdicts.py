@@ -92,7 +92,8 @@ class Prover:
             self._stages.append(self._stage(codes, after, before))
         else:
             last.codes |= codes
-            if "NC104" in codes and not last.references.order.retaining:
+            order = last.references.order
+            if ("NC104" in codes and not order.retaining) or (DRIFT in codes and not order.once):
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
         self._stages[-1].of_itself = isinstance(finding.event, Refusal) and finding.event.of_itself
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
@@ -100,8 +101,9 @@ class Prover:
 
     def _stage(self, codes: set[str], after: int, before: Patch) -> Stage:
         references = self.as_it_is
-        if after or before.after or "NC104" in codes:
-            order = replace(self._order("reference", before), after=after, retaining="NC104" in codes)
+        if after or before.after or not codes.isdisjoint(("NC104", DRIFT)):
+            order = self._order("reference", before)
+            order = replace(order, after=after, retaining="NC104" in codes, once=DRIFT in codes)
             references = References(self._launcher, order)
         return Stage(references, codes, after, before)
 
@@ -200,7 +202,7 @@ class Prover:
             codes -= {ASKED} if kind == "before" else set()  # it asks as it did; the answer is another
             if not reference.result.calls and not codes & {DRIFT, *WITHOUT}:
                 return derived()  # as of compiled code, which preserving does not reach
-            if not reference.result.calls or codes & set(WITHOUT) or (DRIFT in codes and reference.cloned):
+            if not reference.result.calls or codes & set(WITHOUT):
                 break
             compared = comparison.compare(reference.events, found, truncated=kind in ("step", "backward"))
             same = not compared.difference

@@ -47,6 +47,23 @@ def run_alike(scene: Scene) -> Iterator[Change]:
     yield from _given_clones(scene)
 
 
+def not_again(scene: Scene) -> Iterator[Change]:
+    """`f(x)` for `checkpoint(f, x, use_reentrant=False)`: backward then needs no second run. Sound, and shown where the
+    region itself changes what it reads."""
+    event = scene.finding.event
+    for place in scene.places("save") if scene.drifts else ():
+        call, file = place.node, place.file
+        if not isinstance(call, ast.Call) or called(call) != "checkpoint" or not call.args or has_stars(call):
+            continue
+        given = [file.source(one) for one in call.args[1:]]
+        given += [file.source(one) for one in call.keywords if one.arg not in _OPTIONS]
+        region = file.source(call.args[0])
+        text = f"({region})" if isinstance(call.args[0], ast.Lambda) else region
+        title = f"call `{region}` without `checkpoint`, at the price of what it then keeps"
+        is_sound = isinstance(event, Drift) and event.repeated and "context_fn" not in file.text
+        yield Change(title, (replace(file, call, f"{text}({', '.join(given)})"),), 5, is_sound=is_sound)
+
+
 def _run_as_before(scene: Scene) -> Iterator[Change]:
     """`early_stop=False` and `preserve_rng_state=True`: for a region that no write has changed."""
     for place in scene.places("save"):
@@ -168,7 +185,7 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
 
 _OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers that PyTorch's own modules write in training."""
-_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop")
+_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop", "context_fn", "debug")
 """Arguments of `checkpoint` itself."""
 
 

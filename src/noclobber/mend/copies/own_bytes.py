@@ -5,8 +5,9 @@ PyTorch refuses because a mapped value is written into a tensor that exists once
 program never got further, and what is written stays the same. The tensor is made in the function, by `torch.zeros` or
 the like with nothing but its sizes, and no other statement binds the name; the new tensor has the element type that the
 old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps every argument that it gives.
-And where a pack hook itself writes into memory that it returns by a name: a clone of that is
-new memory, with the same bytes, which no other call writes. All else is tried.
+And where a pack hook itself writes into memory that it returns by a name: a clone of that is new memory, with the same
+bytes, which no other call writes. And where a custom Function returns its input, or a view of it, that PyTorch refuses
+to write. All else is tried.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from noclobber.mend.change import Change
+from noclobber.mend.change import Change, change
 from noclobber.mend.holders.holding import given_for, is_read_last, root_of
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
+from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.operators import SPLITS, VIEWS
 from noclobber.model.units import listed
+from noclobber.rules.shared.texts import function_of
 from noclobber.syntax.edits import append, replace, undecorated
 from noclobber.syntax.names import (
     bindings,
@@ -38,7 +41,7 @@ from noclobber.syntax.names import (
     uses,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
-from noclobber.syntax.writes import WriteSyntax, is_number
+from noclobber.syntax.writes import WriteSyntax, base_of, is_number
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
 _EXPANDS_ALL = (*_EXPANDS, "broadcast_tensors", "meshgrid")
@@ -174,6 +177,27 @@ def _asks_which(function: Function) -> bool:
     """Return True if a function compares objects by what they are."""
     asked = (called(one) == "id" or called(one).endswith("_ptr") for one in walk(function, ast.Call))
     return any(asked) or any(isinstance(one, ast.Is) for one in ast.walk(function))
+
+
+def returned_apart(scene: Scene) -> Iterator[Change]:
+    """`return x.clone()` for the `return x.view_as(x)` or `return x` of a custom Function's `forward`.
+
+    PyTorch refuses to write a view of its input, and lets the program write a clone.
+    """
+    event = scene.finding.event
+    name = function_of(event.message) if scene.code == "NC305" and isinstance(event, Refusal) else ""
+    for file in scene.files() if name else ():
+        for forward in (one for one in functions(file.tree) if one.name == "forward"):
+            around, rows = file.class_of(forward), [*walk(forward, ast.Return)]
+            if around is None or around.name != name or len(rows) != 1 or calls(forward, "mark_dirty"):
+                continue
+            value = rows[0].value
+            parts = value.elts if isinstance(value, ast.Tuple) else [value]
+            views = [one for one in parts if one is not None and dotted(base_of(one)) in parameters(forward)[1:]]
+            edits = [replace(file, one, f"{dotted(base_of(one))}.clone()") for one in views if called(one) == "view_as"]
+            edits += [append(file, one, ".clone()") for one in views if called(one) != "view_as"]
+            title = f"let `{name}` return a clone of its input, and no view"
+            yield from change(title, edits, 2, Cure.CLONE_VALUE, is_sound=True)
 
 
 def recorded_views(scene: Scene) -> Iterator[Change]:

@@ -1,11 +1,13 @@
 """Makes a program's own run give what a patch is compared with: right gradients, or the loss alone.
 
 Each function removes one cause of wrong gradients: saves get copies that nobody overwrites, Python code gets gradients
-of its own, tensors count as they were before an activation, weights are cast anew, or reverse mode is off.
+of its own, tensors count as they were before an activation, weights are cast anew, regions run once, what a Function
+returns is its own, or reverse mode is off.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -118,6 +120,31 @@ def _clone(argument: object) -> object:
     if isinstance(argument, list):
         return list(map(_clone, argument))
     return argument.clone() if isinstance(argument, torch.Tensor) else argument
+
+
+def return_clones() -> None:
+    """Make each custom Function of the program return clones of views, which PyTorch lets the program write."""
+    native = vars(torch.autograd.Function)["apply"].__func__
+
+    def apply(function: type, /, *args: object, **kwargs: object) -> object:
+        given = native(function, *args, **kwargs)
+        return given if function.__module__.startswith("torch.") else pytree.tree_map(_clone_of_view, given)
+
+    Patches().put(torch.autograd.Function, "apply", classmethod(apply))
+
+
+def _clone_of_view(given: object) -> object:
+    return given.clone() if isinstance(given, torch.Tensor) and given._is_view() else given
+
+
+def call_regions_once() -> None:
+    """Make `checkpoint` call its region as any function is called, so that nothing of it runs again."""
+    options = ("preserve_rng_state", "use_reentrant", "context_fn", "determinism_check", "debug", "early_stop")
+
+    def checkpoint(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        return function(*args, **{name: given for name, given in kwargs.items() if name not in options})
+
+    Patches().put(importlib.import_module("torch.utils.checkpoint"), "checkpoint", checkpoint)
 
 
 def keep_no_casts() -> None:

@@ -35,27 +35,19 @@ Notes
 
 from __future__ import annotations
 
-import re
-
 from noclobber.model.reports.finding import Cause
 from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed, is_below, writes_it
-from noclobber.rules.shared.texts import A_VIEW, ITS_BASE, printed
+from noclobber.rules.shared.texts import A_VIEW, ITS_BASE, function_of, printed
 from noclobber.rules.shared.writetext import is_rebindable, write_of
 from noclobber.syntax.writes import Form
 
-_OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
 _HOOK = "BackwardHookFunction"
 
 
-def _function(refusal: Refusal) -> str:
-    found = _OUTPUT.search(refusal.message)
-    return found[1].removesuffix("Backward") if found else ""
-
-
 def _source(refusal: Refusal) -> str:
-    if (function := _function(refusal)) == _HOOK:
+    if (function := function_of(refusal.message)) == _HOOK:
         return "a module with a full backward hook"
     return f"the custom Function `{function}`" if function else "a custom Function"
 
@@ -65,7 +57,7 @@ def _base(refusal: Refusal) -> str:
 
 
 def _helps(refusal: Refusal) -> list[Help]:
-    write, hooked = write_of(blamed(refusal)), _function(refusal) == _HOOK
+    write, hooked = write_of(blamed(refusal)), function_of(refusal.message) == _HOOK
     aside = is_rebindable(write, refused=True)
     if hooked and not aside and write.form in (Form.CALL, Form.OTHER):
         return ["build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"]
@@ -87,10 +79,10 @@ TEXTS = (
         _helps,
         lambda refusal: (
             f"the write would drop the backward that "
-            f"{'the hook' if _function(refusal) == _HOOK else _source(refusal)} adds"
+            f"{'the hook' if function_of(refusal.message) == _HOOK else _source(refusal)} adds"
         ),
         told=lambda refusal: writes_it(refusal, f"{_base(refusal)}the view"),
         created=lambda refusal: f"the view is made here, by {_source(refusal)}",
-        cause=lambda refusal: Cause.HOOKED if _function(refusal) == _HOOK else None,
+        cause=lambda refusal: Cause.HOOKED if function_of(refusal.message) == _HOOK else None,
     ),
 )

@@ -52,6 +52,15 @@ def _compiled(text: str) -> re.Pattern[str]:
     return re.compile(" ".join(r"\S+" if one == "*" else re.escape(one) for one in words_of(text).split()))
 
 
+_OUTPUT = re.compile(r"Output\s+\d+\s+of\s+([\w:<>]+)")
+
+
+def function_of(message: str) -> str:
+    """Return the name of the Function whose result PyTorch refuses to write, by its message; empty if it names none."""
+    found = _OUTPUT.search(message)
+    return found[1].removesuffix("Backward") if found else ""
+
+
 def codes_of_piece(piece: str, known: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the codes of the rules whose texts have a piece, sorted; none if the piece is not distinctive. `known` are
     codes with texts.

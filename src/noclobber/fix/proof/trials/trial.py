@@ -177,8 +177,12 @@ class TrialProcess(Member):
         seen.looked = self._looked
         if order.double:
             right_gradients.in_float64()
+        if order.once:
+            right_gradients.call_regions_once()
         if order.right == "handed":
             right_gradients.hand_out_clones()
+        if order.right == "returned":
+            right_gradients.return_clones()
         if order.right == "recast":
             right_gradients.keep_no_casts()
         seen.arm(self._watch())
