@@ -88,6 +88,30 @@ def test_a_state_carried_over_a_step_may_be_detached_and_the_step_not_left_out(b
     assert not it.judged(("state.sum().backward", "state.detach().requires_grad_().sum().backward")).right
 
 
+def test_what_an_optimizer_steps_may_not_lose_its_gradient_to_a_detach(bench):
+    text = (
+        "import torch\n"
+        "trunk = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))\n"
+        "one, other = torch.nn.Linear(4, 1), torch.nn.Linear(4, 2)\n"
+        "first = torch.optim.SGD([*trunk.parameters(), *one.parameters()], lr=0.1)\n"
+        "last = torch.optim.SGD([*trunk.parameters(), *other.parameters()], lr=0.1)\n"
+        "h = trunk(torch.randn(5, 3))\n"
+        "a, b = one(h).square().mean(), other(h).square().mean()\n"
+        "a.backward(retain_graph=True)\n"
+        "first.step()\n"
+        "last.zero_grad()\n"
+        "b.backward()\n"
+        "last.step()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC103"
+    cut = it.judged(("other(h)", "other(h.detach())"))
+    assert cut.why == "step 1 of SGD gets no gradient any more for one of its parameters"
+    copies = "{name: one.clone() for name, one in trunk.named_parameters()}"
+    called = f"torch.func.functional_call(trunk, {copies}, (torch.randn(5, 3),))"
+    assert it.judged(("trunk(torch.randn(5, 3))", called)).level is Level.PROVEN
+
+
 def test_a_refusal_has_nothing_to_compare_with_beyond_it(bench):
     it = bench(programs.LEAF)
     assert it.finding.code == "NC301"
@@ -339,7 +363,7 @@ def test_a_region_that_reads_changed_bytes_is_compared_with_one_that_reads_its_o
     assert not it.judged(("t * scale)", "t * scale.clone())")).right
 
 
-def test_a_region_that_draws_other_numbers_has_no_right_gradients_to_compare_with(bench):
+def test_a_region_that_draws_other_numbers_is_compared_with_one_that_runs_once(bench):
     text = (
         "import torch\n"
         "from torch.utils.checkpoint import checkpoint\n"
@@ -352,7 +376,29 @@ def test_a_region_that_draws_other_numbers_has_no_right_gradients_to_compare_wit
     it = bench(text)
     assert it.finding.code == "NC205"
     right = it.judged(("preserve_rng_state=False", "preserve_rng_state=True"))
-    assert (right.right, right.clean, right.level) == (True, True, Level.UNPROVEN)
+    assert (right.right, right.clean, right.level) == (True, True, Level.PROVEN)
+    assert not it.judged(("preserve_rng_state=False", "preserve_rng_state=True"), ("0.5, True", "0.4, True")).right
+
+
+def test_a_write_to_what_a_function_returns_is_compared_with_a_write_to_a_clone(bench):
+    text = (
+        "import torch\n"
+        "class Reverse(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: x.view_as(x))\n"
+        "    backward = staticmethod(lambda ctx, gradient: -gradient)\n"
+        "w = torch.tensor([1.0, 2.0], requires_grad=True)\n"
+        "h = w * 1\n"
+        "y = Reverse.apply(h)\n"
+        "y.mul_(3)\n"
+        "(y + h).sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC305"
+    right = it.judged(("y.mul_(3)", "y = y.mul(3)"))
+    assert (right.right, right.clean, right.level) == (True, True, Level.PROVEN)
+    ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
+    assert gradient.tolist() == [-2.0, -2.0]  # by hand: 1 - 3
+    assert it.judged(("Reverse.apply(h)", "h * 1")).differs
 
 
 def test_a_program_that_is_not_deterministic_is_known(bench):

@@ -61,6 +61,11 @@ opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameter
 """
 
 
+def _of_product(x, w, gradient):
+    """The gradients of `x` and `w`, from that of `x @ w`."""
+    return [gradient @ w.T, x.T @ gradient]
+
+
 def _of_first_column(x, w):
     """The gradients of the sum of the first column of `x @ w`."""
     first = torch.eye(w.shape[1], dtype=w.dtype)[:1]
@@ -1390,6 +1395,23 @@ def _adapted(x, w):
 
 
 REFUSED = {
+    "a view that a custom Function returns": (
+        """
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        return h.view_as(h)
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+def run():
+    net = nn.Sequential(nn.LeakyReLU(0.5, inplace=True))
+    h = x @ w
+    net(Reverse.apply(h)).sum().backward()
+""",
+        lambda x, w: _of_product(x, w, -torch.where(x @ w > 0, 1.0, 0.5)),
+    ),
     "the whole of parts that one call made, written under a condition": (
         """
 def heads(h, mask):

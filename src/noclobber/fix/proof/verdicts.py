@@ -225,7 +225,7 @@ class Prover:
                 differences.append(f"only {compared.calls} backward calls could be compared")
             elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
                 differences.append("the program then makes more backward calls")
-            elif said := self._other_output(stage, kind, reference.result, result):
+            elif said := self._starved(stage, kind, found) or self._other_output(stage, kind, reference.result, result):
                 return Verdict(False, why=said, differs=True, result=result)
             else:
                 whole = reference.result.went_through or reference.result.ends_like(result)
@@ -241,6 +241,10 @@ class Prover:
                 why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"
                 return Verdict(False, why=why, differs=True, result=result)
         return self._by_loss(evidence.read(self.search.evidence), found, result, codes)
+
+    def _starved(self, stage: Stage, kind: Kind, found: list[dict[str, Any]]) -> str:
+        """Return in words which step gets no gradient any more because of what is cut off."""
+        return comparison.starved(stage.references.get("full").events, found) if kind in ("step", "backward") else ""
 
     def _by_loss(
         self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, codes: Iterable[str] = ()

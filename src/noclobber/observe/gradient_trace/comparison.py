@@ -255,6 +255,14 @@ def lost_leaf(right: list[Event], found: list[Event]) -> str:
     return next((name for name in names if name not in got), "")
 
 
+def starved(right: list[Event], found: list[Event]) -> str:
+    """Return in words which step gets no gradient, or zeros, for a parameter that has one at that step in `right`."""
+    for step, one, other in _pairs_of_steps(_steps(right), _steps(found)):
+        if any(_is_zero(its) and not _is_zero(wanted) for wanted, its in zip(one, other, strict=True)):
+            return f"{step} gets no gradient any more for one of its parameters"
+    return ""
+
+
 def says_nothing(events: list[Event]) -> bool:
     """Return True if all gradients are zero. Many other programs give zeros as well, so equal zeros prove nothing."""
     calls = _calls(events)
