@@ -1410,7 +1410,7 @@ def run():
     h = x @ w
     net(Reverse.apply(h)).sum().backward()
 """,
-        lambda x, w: _of_product(x, w, -torch.where(x @ w > 0, 1.0, 0.5)),
+        lambda x, w: _of_product(x, w, -torch.where(x @ w > 0, torch.ones_like(x), 0.5)),
     ),
     "the whole of parts that one call made, written under a condition": (
         """
