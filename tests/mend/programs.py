@@ -1177,6 +1177,144 @@ def shift(t):
 def run():
     shift(x @ w).sum().backward()
 """,
+    "the value of a write in the middle of a statement": """
+def run():
+    h = (x @ w).exp()
+    y = h.sin().sum()
+    peaks = [h.neg_().max().item()]
+    (y * peaks[0]).backward()
+""",
+    "another name, read after a write in the middle of a statement": """
+def run():
+    h = (x @ w).exp()
+    g = h.view(-1)
+    y, peaks = h.sin().sum(), []
+    peaks.append(h.neg_().max().item() + g.sum().item())
+    (y * peaks[0]).backward()
+""",
+    "another name, read after the call of what writes": """
+def low(h):
+    h.neg_()
+    return h.max().item()
+def run():
+    h = (x @ w).exp()
+    g = h.view(-1)
+    y, peaks = h.sin().sum(), []
+    peaks.append(low(h) + g.sum().item())
+    (y * peaks[0]).backward()
+""",
+    "another name, read in the branch that a write decides": """
+def run():
+    h = (x @ w).exp()
+    g = h.view(-1)
+    y = h.sin().sum()
+    k = g.sum().item() if h.neg_().max() < 0 else 1
+    (y * k).backward()
+""",
+    "a tensor that a partial function holds": """
+import functools
+def run():
+    h = (x @ w).exp()
+    total = functools.partial(torch.sum, h)
+    y = h.sin().sum()
+    h.neg_()
+    (y * total().item() * h.max().item()).backward()
+""",
+    "a variable that a text reads": """
+def run():
+    h = (x @ w).exp()
+    y = h.sin().sum()
+    k = h.neg_().max().item()
+    (y * k * eval("h.sum().item()")).backward()
+""",
+    "a result of a narrower type on the way": """
+def run():
+    h, one = torch.ones(3, 4, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float32)
+    y = (x @ w * h).sum()
+    kinds = [str(torch.add(one, one, out=h).dtype)]
+    y.backward()
+    assert kinds == ["torch.float64"]
+""",
+    "a tensor that a branch takes from the caller": """
+def gate(a=None):
+    h = (x @ w).exp() if a is None else a
+    y = h.sin().sum()
+    h.sigmoid_()
+    return y + h.sum()
+def run():
+    kept = torch.ones(3, 4, dtype=torch.float64)
+    (gate() + gate(kept)).mul(kept.sum()).backward()
+""",
+    "a part of what each turn makes": """
+def run():
+    loss = 0
+    for turn in range(2):
+        speed = x @ w + turn
+        loss = loss + (speed * speed).sum()
+        speed[speed < 0] *= 0.5
+        loss = loss + speed.sum()
+    loss.backward()
+""",
+    "gates that a loop writes": """
+def run():
+    a, b = (x @ w).exp(), (x @ w).cos()
+    y = a.sin().sum() + b.sum()
+    for g in (a, b):
+        g.mul_(2)
+    (y + (a + b).sum()).backward()
+""",
+    "gates that a loop writes under a condition": """
+def run():
+    a, b = (x @ w).exp(), (x @ w).tanh()
+    y = a.sin().sum() + b.sum()
+    for g in (a, b):
+        if g.min() < 0:
+            g.mul_(2)
+    (y + (a + b).sum()).backward()
+""",
+    "gates that a loop fills from one tensor": """
+def run():
+    a, b, k = (x @ w).exp(), (x @ w).tanh(), torch.ones(3, 4, dtype=torch.float64)
+    y = a.sin().sum() + b.sum()
+    for g in (a, b):
+        g.copy_(k)
+    k.zero_()
+    (y * (a + b).sum()).backward()
+""",
+    "gates that another caller reads": """
+def gate(i, f):
+    y = i.sin().sum() + f.sum()
+    for g in (i, f):
+        g.sigmoid_()
+    return y + (i * f).sum()
+def run():
+    a, b = torch.ones(3, 4, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64)
+    loss = gate((x @ w).exp(), (x @ w).tanh()) + gate(a, b)
+    (loss * a.sum()).backward()
+""",
+    "an argument that a ctx keeps": """
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u, a):
+        torch.mul(u, 2, out=a)
+        ctx.a = a
+        return u * u
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.a, None
+
+def run():
+    scratch = torch.empty(3, 4, dtype=torch.float64)
+    Scaled.apply(Scaled.apply(x @ w, scratch), scratch).sum().backward()
+""",
+    "an optimizer of two modules, by a name": NETS
+    + """
+import itertools
+e = nn.Linear(4, 4, dtype=torch.float64)
+both = itertools.chain(g.parameters(), e.parameters())
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
+"""
+    + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
 }
 READ_ELSEWHERE = {
     "a loss that a function is given, which swaps the weights": """
@@ -1921,6 +2059,40 @@ def run():
     (scaled(torch.ones(1, 4, dtype=torch.float64).expand(3, 4)) * x).sum().backward()
 """,
         lambda x, w: [x * 0 + 3, None],
+    ),
+    "gates of one tensor, written in a loop": (
+        """
+def run():
+    i, f = (x @ w).chunk(2, 1)
+    for g in (i, f):
+        g.sigmoid_()
+    (i * f).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(((x @ w)[:, :2].sigmoid() * (x @ w)[:, 2:].sigmoid()).sum(), [x, w]),
+    ),
+    "losses that are summed and never set anew": (
+        """
+opt = torch.optim.SGD([w], 0.0)
+def run():
+    total = 0
+    for _ in range(2):
+        total += (x @ w).square().sum()
+        total.backward()
+        opt.step()
+""",
+        lambda x, w: torch.autograd.grad(2 * (x @ w).square().sum(), [x, w]),
+    ),
+    "losses whose sum is read": (
+        """
+opt = torch.optim.SGD([w], 0.0)
+def run():
+    total = 0
+    for _ in range(2):
+        total = total + (x @ w).square().sum() * (1 + float(total))
+        total.backward()
+        opt.step()
+""",
+        lambda x, w: torch.autograd.grad((x @ w).square().sum() * (2 + (x @ w).square().sum().item()), [x, w]),
     ),
 }
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
@@ -3476,6 +3648,171 @@ def run():
     y = checkpoint(norm, x @ w, use_reentrant=False)
     norm.running_mean.add_(0.5)
     y.square().sum().backward()
+""",
+    "an optimizer of a list that is filled later": NETS
+    + """
+both = list(g.parameters())
+both.extend(d.parameters())
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
+"""
+    + STEPS,
+    "an optimizer of a list that a loop fills": NETS
+    + """
+both = []
+for one in (g, d):
+    both.extend(one.parameters())
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
+"""
+    + STEPS,
+    "an optimizer of a module and one weight of the other": NETS
+    + """
+opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD([*g.parameters(), d.bias], 0.1)
+"""
+    + STEPS,
+    "an optimizer that gets more weights": NETS
+    + OPTIMIZERS
+    + """
+opt_g.add_param_group({"params": d.parameters()})
+"""
+    + STEPS,
+    "an optimizer that steps again": NETS
+    + OPTIMIZERS
+    + STEPS
+    + """
+    if fake.shape[0] > 1:
+        opt_d.step()
+""",
+    "an optimizer of another kind, for what only this backward reaches": NETS
+    + OPTIMIZERS
+    + """
+e = nn.Linear(4, 4, dtype=torch.float64)
+opt_e = torch.optim.LBFGS(e.parameters(), 0.1)
+"""
+    + STEPS.replace("g(x.detach())", "e(g(x.detach()))")
+    + """
+    if fake.shape[0] > 1:
+        opt_e.step(lambda: 0)
+""",
+    "a weight that is frozen by the place of an argument": """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64), False)
+        self.inner = nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, given):
+        return self.inner(given) * self.scale
+d, g = nn.Linear(4, 1, dtype=torch.float64), Scaled()
+"""
+    + OPTIMIZERS
+    + STEPS,
+    "a weight that a function trains by hand": NETS
+    + OPTIMIZERS
+    + """
+prompt = nn.Parameter(torch.ones(3, 4, dtype=torch.float64))
+def learn(one):
+    with torch.no_grad():
+        one -= one.grad
+        one.grad = None
+"""
+    + STEPS.replace("g(x.detach())", "g(prompt)")
+    + """
+    learn(prompt)
+""",
+    "a region that runs again inside of a backward of its own": NETS
+    + OPTIMIZERS
+    + """
+from torch.utils.checkpoint import checkpoint
+"""
+    + STEPS.replace("-d(fake).mean()", "-checkpoint(d, fake, use_reentrant=True).mean()"),
+    "modules of a body that an object keeps": """
+class Game:
+    def __init__(self):
+        self.body = nn.Linear(4, 4, dtype=torch.float64)
+        self.d = nn.Sequential(self.body, nn.Linear(4, 1, dtype=torch.float64))
+        self.g = nn.Sequential(self.body, nn.Linear(4, 4, dtype=torch.float64))
+        self.opt_d, self.opt_g = torch.optim.SGD(self.d.parameters(), 0.1), torch.optim.SGD(self.g.parameters(), 0.1)
+    def turn(self):
+        fake = self.g(x.detach())
+        loss_g, loss_d = -self.d(fake).mean(), self.d(fake.detach()).mean()
+        self.opt_d.zero_grad()
+        loss_d.backward()
+        self.opt_d.step()
+        self.opt_g.zero_grad()
+        loss_g.backward()
+        self.opt_g.step()
+game = Game()
+def run():
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+    game.turn()
+""",
+    "a canvas filled under vmap from a dict": """
+def row(given):
+    canvas = torch.zeros(4)
+    canvas[0] = given["a"]
+    return canvas
+
+def run():
+    torch.vmap(row)({"a": (x @ w).sum(1)}).sum().backward()
+""",
+    "a canvas filled under vmap, by a method": """
+class Rows:
+    def row(self, given):
+        canvas = torch.zeros(4)
+        self.given = given
+        canvas[0] = self.given
+        return canvas
+
+def run():
+    torch.vmap(Rows().row)((x @ w).sum(1)).sum().backward()
+""",
+    "a canvas filled under vmap, from what another vmap maps": """
+def outer(a, others):
+    def row(b):
+        canvas = torch.zeros(4, dtype=torch.float64)
+        canvas[0] = a
+        canvas[1] = b
+        return canvas
+    return torch.vmap(row)(others)
+
+def run():
+    torch.vmap(outer, in_dims=(0, None))((x @ w).sum(1), torch.ones(2)).sum().backward()
+""",
+    "a canvas filled under vmap, and asked for its values before": """
+def row(a):
+    canvas = torch.zeros(4)
+    assert not canvas.any()
+    canvas[0] = a.exp()
+    return canvas
+
+def run():
+    torch.vmap(row)((x @ w).sum(1)).sum().backward()
+""",
+    "gates that are one tensor": """
+def run():
+    a, b = [(x @ w).exp()] * 2
+    y = a.sin().sum() + b.sum()
+    for g in (a, b):
+        g.mul_(2)
+    (y + (a + b).sum()).backward()
+""",
+    "gates of one tensor, written in two loops": """
+def run():
+    i, f, o, c = (x @ w).chunk(4, 1)
+    for g in (i, f):
+        g.sigmoid_()
+    for k in (o, c):
+        k.tanh_()
+    (i * f + o * c).sum().backward()
+""",
+    "losses that are summed in some turns": """
+opt = torch.optim.SGD([w], 0.0)
+def run():
+    total = 0
+    for turn in range(2):
+        if turn == 0:
+            total += (x @ w).square().sum()
+        total.backward()
+        opt.step()
 """,
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""

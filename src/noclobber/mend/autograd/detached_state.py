@@ -3,7 +3,8 @@
 Sound where it was seen through which states a backward reached an older graph, and these are all, and each turn of the
 loop around it steps an optimizer: no gradient can reach back over the step, whose old weights are gone. Each turn comes
 to the end of the loop, where the states are detached, and each runs the backward. Sound too where each turn of a loop
-has a loss of its own from one graph, and nothing steps meanwhile: the graph is kept.
+has a loss of its own from one graph, and nothing steps meanwhile: the graph is kept. A sum of losses begins anew after
+its backward, where each backward comes after an addition; what is read of it elsewhere keeps its value.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from noclobber.syntax.names import (
     targets,
     uses,
 )
-from noclobber.syntax.tree import File, Loop, Place, Scope, last_line, walk
+from noclobber.syntax.tree import FOR, File, Loop, Place, Scope, last_line, walk
 from noclobber.syntax.writes import is_number
 
 MOST_DETACHED = 3
@@ -89,22 +90,34 @@ def _summed_anew(scene: Scene) -> Iterator[Change]:
     name = sum_of_turns(event.site) if isinstance(event, Refusal) else ""
     if read is None or not name or not isinstance(event, Refusal):
         return
-    file, scope, loop, rows = (
-        read.file,
-        read.file.scope(read.row),
-        read.file.loops(read.row)[0],
-        read.file.block(read.row),
-    )
-    bound = [row for one in uses(scope, name, ast.Store) if (row := file.statement(one)) is not None]
+    file, loop, rows = read.file, read.file.loops(read.row)[0], read.file.block(read.row)
+    bound = [row for one in uses(file.scope(read.row), name, ast.Store) if (row := file.statement(one)) is not None]
     first = [one for one in bound if loop not in file.around(one)]
     begin = first[0].value if len(first) == 1 and isinstance(first[0], ast.Assign) else None
-    again = [one for one in uses(scope, name, ast.Load) if file.statement(one) not in (*rows, *bound)]
-    is_zero = is_number(begin) and begin is not None and not again
+    added = [one for one in walk(file.tree, ast.Name) if one.id == name and not _is_added(file, one)]
+    is_zero = is_number(begin) and begin is not None and all(file.statement(one) is read.row for one in added)
     text = f"{name} = {file.source(begin)}" if is_zero and begin is not None else f"{name} = {name}.detach()"
     is_known = event.are_all_carried and {one.name for one in event.carried} == {name}
+    is_known &= any(loop in file.around(one) and _runs_before(file, one, read.row) for one in bound)
     is_sound = is_known and calls(loop, "step") != [] and len(calls(loop, "backward", "grad")) == 1
     title = f"set `{name}` anew after its backward" if is_zero else f"detach `{name}` after its backward"
     yield from change(title, [after(file, rows[-1], text)], 1, is_sound=is_sound)
+
+
+def _is_added(file: File, name: ast.Name) -> bool:
+    """Return True for a name that is bound, or read as a whole term of `total = total + loss`."""
+    above = file.above[name]
+    return is_stored(file, name) or (isinstance(above, ast.BinOp) and _binds(file.above[above], name.id))
+
+
+def _binds(row: ast.AST, name: str) -> bool:
+    return isinstance(row, ast.Assign) and name in map(dotted, targets(row))
+
+
+def _runs_before(file: File, row: ast.stmt, other: ast.stmt) -> bool:
+    """Return True if a statement above another one runs whenever that does."""
+    branches = {one for one in file.around(row) if not isinstance(one, FOR)}
+    return row.lineno < other.lineno and branches <= {*file.around(other)}
 
 
 def _steps_alike(loop: Loop) -> bool:

@@ -140,8 +140,7 @@ def _is_read_here_only(file: File, name: ast.Name) -> bool:
         return bool(bound) and all(isinstance(one, ast.Assign) and is_new(file, one.value) for one in bound)
     given = [(one, file.statement(one)) for one in given_for(file, name.id, scope)]
     return bool(given) and all(
-        isinstance(one, ast.Name) and row is not None and is_over(file, one.id, row, is_written=False)
-        for one, row in given
+        isinstance(one, ast.Name) and row is not None and is_over(file, one.id, row) for one, row in given
     )
 
 

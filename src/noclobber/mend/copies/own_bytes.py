@@ -4,7 +4,7 @@ Sound where a function works, aside from autograd, on the memory of a tensor tha
 PyTorch refuses because a mapped value is written into a tensor that exists once, so that each sample gets its own: the
 program never got further, and what is written stays the same. The tensor is made in the function, by `torch.zeros` or
 the like with nothing but its sizes, and no other statement binds the name; the new tensor has the element type that the
-old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps every argument that it gives.
+old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps a tensor that it gives.
 And where a pack hook itself writes into memory that it returns by a name: a clone of that is new memory, with the same
 bytes, which no other call writes. And where a custom Function returns its input, or a view of it, that PyTorch refuses
 to write. All else is tried.
@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.holding import given_for, is_read_last, root_of
+from noclobber.mend.holders.holding import given_for, is_new, is_read_last, root_of
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.events import Refusal
@@ -244,8 +244,10 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
         maker, dtype = f"new_{called(made)}", scene.finding.tensor.dtype if scene.finding.tensor else ""
         is_known = scene.finding.cause is Cause.UNMAPPED and only_binding(file, scope, name) is not None
         is_known &= bool(made.args) and not made.keywords and not has_stars(made)
-        mapped = _only_named_in(write) or (own[0] if _maps(file, scope) else "")
-        if is_known and dtype and mapped in own and not bindings(file, scope, mapped):
+        # What a branch asks of the new tensor before the write would be mapped, too.
+        is_known &= all(starts(one) >= starts(write.statement) for one in uses(scope, name, ast.Load))
+        mapped = next((one for one in (_only_named_in(write), *own) if _maps(file, scope, one)), "")
+        if is_known and dtype and mapped and not bindings(file, scope, mapped):
             sizes = ", ".join(file.source(one) for one in made.args)
             text = f"{mapped}.{maker}({sizes}, dtype=torch.{dtype.removeprefix('torch.')})"
             title = f"make `{name}` from `{mapped}`, which is mapped"
@@ -262,27 +264,47 @@ def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:
 
 
 def _only_named_in(write: WriteSyntax) -> str:
-    """The one variable that an assigned value is made of: as the value was seen to be mapped, it is; else empty."""
+    """The one variable that an assigned value is made of; else empty."""
     value = write.statement.value if isinstance(write.statement, ast.Assign) else None
     names = [one.id for one in walk(value, ast.Name)] if value is not None else []
     return names[0] if len(names) == 1 else ""
 
 
-def _maps(file: File, scope: Scope) -> bool:
-    """Return True if the first parameter of a function is mapped wherever the file calls it."""
-    named = mentions(file, scope.name) if isinstance(scope, FUNCTION) and parameters(scope) else []
-    return bool(named) and all(_is_mapped(file, one) for one in named)
+def _maps(file: File, scope: Scope, name: str) -> bool:
+    """Return True if a parameter of a function is mapped, and is a tensor, wherever the file calls it."""
+    if not isinstance(scope, FUNCTION) or isinstance(file.above[scope], ast.ClassDef) or name not in parameters(scope):
+        return False
+    named, at = mentions(file, scope.name), parameters(scope).index(name)
+    mapped = [one for one in named if called(file.above[one]) == "vmap"]
+    if len(mapped) != len(calls(file.tree, "vmap")):
+        return False  # what another one maps may be written, too
+    plain = [called_by(file, one) for one in named if one not in mapped]
+    return all(_is_mapped(file, one, at) for one in mapped) and all(_is_given_tensor(file, one, at) for one in plain)
 
 
-def _is_mapped(file: File, mention: ast.expr) -> bool:
-    """`torch.vmap(function)(a)` around a mention of the function, also with an `in_dims` that maps `a`."""
+def _is_mapped(file: File, mention: ast.expr, at: int) -> bool:
+    """`torch.vmap(function)(a, b)` around a mention of the function, also with `in_dims`, that maps the argument at a
+    place. A dict or tuple of tensors would be mapped, too."""
     mapping = file.above[mention]
     call = called_by(file, mapping)
     if not isinstance(mapping, ast.Call) or called(mapping) != "vmap" or mapping.args != [mention]:
         return False
     given = keyword(mapping, "in_dims")
     dims = given.value if given is not None else ast.Constant(0)
-    first = dims.elts[0] if isinstance(dims, ast.Tuple) and dims.elts else dims
-    if len(mapping.keywords) > (given is not None) or not is_number(first):
+    dims = dims.elts[at] if isinstance(dims, ast.Tuple) and at < len(dims.elts) else dims
+    if len(mapping.keywords) > (given is not None) or not is_number(dims):
         return False
-    return call is not None and bool(call.args) and not has_stars(call)
+    return _is_given_tensor(file, call, at)
+
+
+def _is_given_tensor(file: File, call: ast.Call | None, at: int) -> bool:
+    return call is not None and at < len(call.args) and not has_stars(call) and _is_tensor(file, call.args[at])
+
+
+def _is_tensor(file: File, value: ast.expr) -> bool:
+    """Return True for what makes a new tensor, and for a name that is bound to that alone."""
+    if isinstance(value, ast.Name):
+        rows = [only_binding(file, scope, value.id) for scope in (file.scope(value), file.tree)]
+        made = next((one for one in rows if one is not None), None)
+        return made is not None and isinstance(made.targets[0], ast.Name) and is_new(file, made.value)
+    return is_new(file, value)

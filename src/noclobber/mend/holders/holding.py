@@ -26,7 +26,7 @@ from noclobber.mend.holders.making import (
     parts_of,
     passes_on,
 )
-from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over
+from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over, node_at
 from noclobber.model.seen.operators import SPLITS
 from noclobber.syntax.names import (
     called,
@@ -79,11 +79,12 @@ def holds_alone(
     if not all(is_own(scope, one) for one in held):
         return False
     if holders is not None:
-        holders = [one for one in holders if one.name != whole or not is_of(one, file, write)]
+        holders = [one for one in holders if not whole or one.name != whole or not is_of(one, file, write)]
+        at = node_at(file, write, holders)
         known = {one.name for one in holders if is_of(one, file, write)} & {*parameters(scope)}
         handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
         return (
-            all(_may_get_another(file, one, write, held) for one in held)
+            all(may_get_another(file, one, write, held, at) for one in held)
             and all(_is_given_alone(file, one, scope) for one in handed_in)
             and are_over(file, name, write, holders)
         )
@@ -103,9 +104,10 @@ def holds_alone(
     )
 
 
-def _may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]) -> bool:
+def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str], at: ast.AST | None) -> bool:
     """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
-    to, beside some names, is not read again: other runs of the line may see another tensor than those looked at."""
+    to, beside some names, is not read again after the node `at`: other runs of the line may see another tensor than
+    those looked at."""
     bound = [one for one in uses(file.scope(write), name, ast.Store, ast.Del) if file.statement(one) is not write]
     if name in parameters(file.scope(write)) and _binding(file, name, write) is None:
         if not _is_given_alone(file, name, file.scope(write)):
@@ -118,7 +120,20 @@ def _may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str
         if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
         also |= others
-    return all(is_over(file, one, write) for one in also.difference(names))
+    taken = {name for one in bound for name in _taken_over(file, value_given(file, one))}
+    given = [one for one in taken.intersection(parameters(file.scope(write))) if _binding(file, one, write) is None]
+    return all(is_over(file, one, write, at or write) for one in also.difference(names)) and all(
+        _is_given_alone(file, one, file.scope(write)) for one in given
+    )
+
+
+def _taken_over(file: File, value: ast.expr | None) -> set[str]:
+    """Return the names of which an expression surely gives the tensor, or a view of it, in one of its branches."""
+    if isinstance(value, ast.IfExp):
+        return _taken_over(file, value.body) | _taken_over(file, value.orelse)
+    if isinstance(value, ast.Call):
+        return _taken_over(file, passes_on(file, value))
+    return (aliases(file, value) or set()) if value is not None else set()
 
 
 def _is_given_alone(file: File, name: str, function: Scope) -> bool:
@@ -158,7 +173,7 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
 def _is_given_last(file: File, given: ast.expr) -> bool:
     """Return True if what is given to a function is not read again."""
     row, names = file.statement(given), aliases(file, given)
-    if row is None or names is None or not all(is_over(file, one, row, is_written=False) for one in names):
+    if row is None or names is None or not all(is_over(file, one, row) for one in names):
         return False
     scope = file.scope(row)
     handed_on = [one for one in names.intersection(parameters(scope)) if _binding(file, one, row) is None]
@@ -188,7 +203,7 @@ def is_read_last(file: File, use: ast.Name) -> bool:
     """Return True if the program reads the tensor of a name for the last time in a use of the name, whatever else holds
     it: what autograd has saved aside. An argument is given by names of which that is true too."""
     row, scope, name = file.statement(use), file.scope(use), use.id
-    if row is None or isinstance(scope, ast.Lambda) or not is_over(file, name, row, is_written=False):
+    if row is None or isinstance(scope, ast.Lambda) or not is_over(file, name, row):
         return False
     if isinstance(scope, ast.Module) or name not in parameters(scope) or uses(scope, name, ast.Store):
         return holds_alone(file, name, row, use)

@@ -13,22 +13,20 @@ from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.events import Holder, Refusal, without_indexes
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.names import (
-    call_of,
-    called,
     called_by,
     dotted,
     is_own,
     is_stored,
     names_bound,
-    owner,
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk, within
+from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk
 
 Holders = Sequence[Holder]
-_LOOKING_AROUND = ("locals", "vars", "eval", "exec", "globals")
-"""Functions by which a variable may be read without its name."""
+_LOOKING_AROUND = ("locals", "vars", "globals")
+_RUNNING_TEXT = ("eval", "exec")
+"""Functions by which a variable may be read without its name: the first ones without an argument."""
 
 
 def holders_at(finding: Finding, file: File, write: ast.stmt) -> Holders | None:
@@ -44,14 +42,14 @@ def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
     """Return True if a name, attribute or item held the bytes at a write, and no other holder is read after it."""
     wanted, found = without_indexes(name), False
     for holder in holders:
-        place, here = place_of(holder.site), is_of(holder, file, write)
-        if here and without_indexes(holder.name) == wanted:
+        place = place_of(holder.site)
+        if is_of(holder, file, write) and without_indexes(holder.name) == wanted:
             found = True
             continue
         row = place.statement if place is not None else None
         if place is None or row is None or owner_of(place.file.path) is not Owner.USER:
             return False
-        if not holder.name.isidentifier() or not is_over(place.file, holder.name, row, is_written=here):
+        if not holder.name.isidentifier() or not is_over(place.file, holder.name, row, place.node):
             return False
     return found
 
@@ -65,18 +63,25 @@ def _is_at(file: File, write: ast.stmt, place: Place | None) -> bool:
     return place is not None and place.file is file and place.statement is write
 
 
-def is_over(file: File, name: str, row: ast.stmt, *, is_written: bool = True) -> bool:
+def node_at(file: File, write: ast.stmt, holders: Holders) -> ast.AST | None:
+    """Return the node of a statement that writes, as the holders in its function tell it."""
+    places = (place_of(one.site) for one in holders if is_of(one, file, write))
+    return next((one.node for one in places if one is not None), None)
+
+
+def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> bool:
     """Return True if no code reads a variable after a statement writes, before it is bound to something else.
 
-    Else the write is in what the statement calls, which it may give the variable to once.
+    `at` is the node of the statement that writes, or calls what does. Where it is not known, the statement may give the
+    variable once, to what it calls.
     """
     scope = file.scope(row)
-    looking = any(called(one) in _LOOKING_AROUND and not one.args for one in within(scope, ast.Call))
-    if looking or not is_own(scope, name):
+    if any(map(_looks_around, walk(scope, ast.Call))) or not is_own(scope, name):
         return False
     if any(is_in_comprehension(file, one) for one in _loads(row, name)):
         return False
-    if len(_loads(row, name)) > (0 if is_written else 1) and not (is_written and _writes_last(row)):
+    loads = _loads(row, name)
+    if len(loads) > 1 if at is None else any(_is_read_later(file, row, one, at) for one in loads):
         return False
     if _binds(row, name):
         return True
@@ -111,11 +116,21 @@ def _asks_for_shape(file: File, name: ast.Name) -> bool:
     return isinstance(above, ast.Attribute) and above.attr in of_shape
 
 
-def _writes_last(row: ast.stmt) -> bool:
-    """Return True for `h += f(x)` and `h.add_(x)`, which read everything before they write."""
-    written = owner(call_of(row))
-    plain = written is not None and next(walk(written, ast.Call), None) is None
-    return isinstance(row, ast.AugAssign) or plain
+def _looks_around(call: ast.Call) -> bool:
+    """Return True for `locals()` and for `eval(text)`, but not for `model.eval()`."""
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    return name in _RUNNING_TEXT or (name in _LOOKING_AROUND and not call.args)
+
+
+def _is_read_later(file: File, row: ast.stmt, use: ast.Name, at: ast.AST) -> bool:
+    """Return True if a statement evaluates a name after a node of its own has written."""
+    if not isinstance(at, ast.expr):
+        return not isinstance(at, ast.AugAssign)  # else the columns are not known
+    around, others = [at, *file.around(at)], [use, *file.around(use)]
+    if isinstance(row, ast.Assign) and (row.value in around) is not (row.value in others):
+        return row.value in around  # the targets come last
+    chosen = (one for one in around if isinstance(one, ast.IfExp) and one.test in around)
+    return starts(use) >= ends(at) or any(one.body in others for one in chosen)
 
 
 def _is_in(one: ast.expr, loop: Loop) -> bool:

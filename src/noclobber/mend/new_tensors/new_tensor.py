@@ -148,8 +148,10 @@ def _is_read_last(scene: Scene, write: WriteSyntax) -> bool:
         return False
     if write.call is None or write.call is call_of(row) or not scene.lines_written(file) <= {*lines_in(row)}:
         return False
+    if keyword(write.call, "out") is not None:
+        return False  # which may have a wider type than the operands
     is_alone = holds_alone(file, name, row, write.target, holders_at(scene.finding, file, row))
-    is_last = is_alone and is_over(file, name, row, is_written=False)
+    is_last = is_alone and is_over(file, name, row)
     return is_last and scene.keeps_type(file) and _SHAPING.isdisjoint(scene.ops())
 
 
@@ -384,6 +386,8 @@ def _refused_alike(file: File, write: ast.stmt, first: WriteSyntax) -> list[ast.
         return [one for one in rows if any(keyword(call, "out") is not None for call in walk(one, ast.Call))]
     unpacked = [one.targets[0] for one in rows if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple)]
     names = [dotted(one) for target in unpacked for one in target.elts if first.name in map(dotted, target.elts)]
+    heads = [one for one in within(file.scope(write), ast.stmt) if isinstance(one, FOR)]
+    names += [dotted(one.target) for one in heads if {*names} & names_bound(one.iter)]
     others = (one for name in {*names} - {first.name, ""} for one in writes_through(file, file.scope(write), name))
     return [one for one in others if starts(one) > starts(write)]
 

@@ -15,13 +15,13 @@ from dataclasses import replace as replaced
 from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import is_new, keeps_nothing
+from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another
 from noclobber.mend.holders.placing import may_be_kept
-from noclobber.mend.holders.seen import holders_at, is_of
+from noclobber.mend.holders.seen import holders_at, is_of, node_at
 from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
-from noclobber.model.seen.operators import VIEWS
+from noclobber.model.seen.operators import SPLITS, VIEWS
 from noclobber.syntax.edits import before, cloned_before, remove, replace, rewritten
 from noclobber.syntax.names import (
     called,
@@ -37,6 +37,7 @@ from noclobber.syntax.names import (
     parameters,
     targets,
     uses,
+    value_given,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, last_line, parse, starts, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, writes
@@ -176,10 +177,10 @@ def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
     loop, alone hold what is written."""
     file, loop, value = write.file, _loop(write), value_of(write)
     whole = loop.iter if loop is not None and dotted(loop.target) == write.name else None
-    if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or len(loop.body) != 1 or loop.orelse or not value:
+    if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or loop.orelse or not value:
         return
     names = [dotted(one) for one in whole.elts]
-    if "" in names:
+    if "" in names or loop.body != [write.statement]:
         return
     new = ", ".join(_renamed(value, write.name, one) for one in names)
     found = Change("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost, Cure.OUT_OF_PLACE)
@@ -190,11 +191,16 @@ def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
 
 
 def _are_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) -> bool:
-    """Return True if no more than some names, and the variable of the loop, held what the one line wrote, and nothing
-    above the loop keeps what they hold."""
+    """Return True if one of some names at a time, and the variable of the loop, held what the one line wrote, and
+    nothing above the loop keeps what they hold."""
     file, row, scope = write.file, write.statement, write.file.scope(write.statement)
     holders, own = holders_at(scene.finding, file, row), {*names, write.name}
     if holders is None or not all(is_of(one, file, row) and one.name in own for one in holders):
+        return False
+    bound, at = [one for name in names for one in uses(scope, name, ast.Store)], node_at(file, row, holders)
+    if called(write.call) == "copy_" or any(_is_bound_with(file, one, names) for one in bound):
+        return False  # two of the names may then be one tensor
+    if not all(may_get_another(file, one, row, [*own], at) for one in names):
         return False
     if not scene.lines_written(file) <= {row.lineno} or any(isinstance(one, WITH) for one in file.around(row)):
         return False
@@ -202,6 +208,14 @@ def _are_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) ->
         return False
     above = [one for name in names for one in uses(scope, name, ast.Load) if starts(one) < starts(loop)]
     return all(is_own(scope, one) for one in own) and all(keeps_nothing(file, one) for one in above)
+
+
+def _is_bound_with(file: File, name: ast.Name, names: list[str]) -> bool:
+    """Return True if a statement may bind several names to one tensor: `a = b = f(x)`, `a, b = f(x)`."""
+    row = file.statement(name)
+    if not isinstance(row, ast.Assign) or sum(dotted(one) in names for one in targets(row)) < 2:
+        return False
+    return len(row.targets) > 1 or (value_given(file, name) is None and called(row.value) not in SPLITS)
 
 
 def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[Change]:

@@ -5,9 +5,11 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
   the weights,
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
-- the file makes two optimizers, of modules that are not the same, and the line calls the `step` of one. The backward is
-  given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses. The file
-  reads and clips no other gradients than of these, has no hooks, and freezes no parameter.
+- the file makes two optimizers, each of what `parameters()` of modules gives, and these are not the same; the line
+  calls the `step` of one. The backward is given what the other one steps as `inputs=`, so it adds nothing to the
+  gradients that the step then uses. The file reads and clips no other gradients than of these, has no hooks, and
+  freezes no parameter. Nothing else steps what the backward no longer adds to, and no region runs again in a backward
+  of its own, which refuses `inputs=`.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 
 Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps;
@@ -55,6 +57,7 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     first_name,
+    is_given,
     is_part,
     is_stored,
     keyword,
@@ -66,6 +69,7 @@ from noclobber.syntax.names import (
     parameters,
     targets,
     uses,
+    value_given,
     values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Place, functions, last_line, walk
@@ -291,6 +295,10 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     if mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
         return False
     theirs = steps[0]
+    if not all(_is_no_other_step(file, one, step, [mine, theirs]) for one in calls(file.tree, "step")):
+        return False
+    if not all(is_given(one, "use_reentrant", False) for one in calls(file.tree, *_CHECKPOINTS)):
+        return False  # else a region that runs again refuses `inputs=`
     if not any(_same(_method_of(row, "zero_grad"), mine) for row in rows[:first]):
         return False
     if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
@@ -307,6 +315,23 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     return two and _is_step_of_torch(scene)
 
 
+_CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
+
+
+def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Sequence[ast.expr]) -> bool:
+    """Return True if a call of a `step` uses no gradients that another backward would no longer add to: it is the step
+    that moves, in another function, of the other optimizer, of a scheduler, or a method of the file."""
+    of, mine = owner(call), optimizers[0]
+    if of is None or call.args or _same(of, mine):
+        return call is call_of(step) or file.scope(call) is not file.scope(step)
+    made = bound_to(file, of, call)
+    given = made.args[:1] if made is not None else []
+    return _same(of, optimizers[1]) or (
+        any(_same(one, other) for one in given for other in optimizers)
+        or called(made) in [one.name for one in walk(file.tree, ast.ClassDef)]
+    )
+
+
 def _stepped_by(file: File, call: ast.Call) -> set[str]:
     """The modules whose parameters an optimizer, or what clips them, is given, by the text; else names."""
     given = _given(file, call)
@@ -316,8 +341,35 @@ def _stepped_by(file: File, call: ast.Call) -> set[str]:
 def _given(file: File, call: ast.Call) -> ast.expr:
     """What a call is given first, also by a name that is bound once."""
     given = call.args[0] if call.args else call
-    bound = only_binding(file, file.scope(call), given.id) if isinstance(given, ast.Name) else None
-    return bound.value if bound is not None else given
+    if not isinstance(given, ast.Name) or (bound := only_binding(file, file.scope(call), given.id)) is None:
+        return given
+    return bound.value if all(_is_handed_on(file, one) for one in uses(file.scope(call), given.id, ast.Load)) else given
+
+
+def _is_handed_on(file: File, name: ast.Name) -> bool:
+    """Return True for a name that a call is given, and is not asked for anything itself: `Adam(weights)`."""
+    above = file.above[name]
+    return isinstance(above, ast.Call) and name in above.args
+
+
+def _is_of_modules(given: ast.expr) -> bool:
+    """`[*a.parameters(), *b.parameters()]`: whether an expression gives parameters of modules alone."""
+    parts: Sequence[ast.expr] = ()
+    if isinstance(given, ast.Call):
+        if called(given) == "parameters":
+            return True
+        parts = given.args if called(given) in ("list", "tuple", "chain") else ()
+    elif isinstance(given, (ast.List, ast.Tuple)):
+        parts = given.elts
+    elif isinstance(given, ast.BinOp):
+        parts = [given.left, given.right]
+    elif isinstance(given, ast.Starred):
+        parts = [given.value]
+    elif isinstance(given, ast.Dict):
+        parts = [
+            one for key, one in zip(given.keys, given.values, strict=True) if getattr(key, "value", "") == "params"
+        ]
+    return bool(parts) and all(map(_is_of_modules, parts))
 
 
 def _owners(node: ast.AST) -> list[ast.expr]:
@@ -331,13 +383,15 @@ def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt])
     the backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
     words = (one.value for one in walk(file.tree, ast.Constant))
     given = (one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad")
-    freezes = not all(isinstance(one, ast.Constant) and one.value is True for one in given)
+    placed = (one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1)
+    freezes = not all(isinstance(one, ast.Constant) and one.value is True for one in (*given, *placed))
     if freezes or "grad" in words or any("hook" in called(one) for one in walk(file.tree, ast.Call)):
         return True
     named = list(walk(file.tree, ast.Attribute))
     if any(one.attr in ("requires_grad", "requires_grad_", "from_pretrained") for one in named):
         return True
-    set_here = {dotted(one) for one in named if isinstance(one.ctx, ast.Store)}
+    stored = (one for one in named if isinstance(one.ctx, ast.Store))
+    set_here = {dotted(one) for one in stored if not isinstance(value_given(file, one), ast.Constant)}
     read = [
         one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
     ]
@@ -374,11 +428,13 @@ def _may_share(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
     objects."""
     owners = _owners(_given(file, optimizer))
     made = [call for one in owners if (call := bound_to(file, one, where)) is not None]
-    given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, ast.Name)]
+    given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, *_NAMED)]
     names, classes = set(map(called, made)), list(walk(file.tree, ast.ClassDef))
     built = [*classes, *(one for one in functions(file.tree) if one.name in names)]
     given += [each for one in built for each in walk(one, ast.Name) if not uses(file.scope(each), each.id, ast.Store)]
-    parts = [bound_to(file, one, where) for one in given if isinstance(one.ctx, ast.Load)]
+    parts = [bound_to(file, one, where) for one in given if not is_stored(file, one)]
+    if not _is_of_modules(_given(file, optimizer)) or any(_holds_modules(file, one) for one in given):
+        return True
     of_classes = (row for one in classes for row in one.body if isinstance(row, ast.Assign))
     if len(made) < len(owners) or any(one is not None and last_name(owner(one)) != "torch" for one in parts):
         return True
@@ -388,13 +444,23 @@ def _may_share(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
     return any(_puts_part(one, roots) for one in walk(file.tree, ast.Assign)) or calls(file.tree, *_PUTTING) != []
 
 
+_NAMED = (ast.Name, ast.Attribute)
+
+
+def _holds_modules(file: File, name: ast.expr) -> bool:
+    """Return True if a name was given a row of modules: `layers = [nn.Linear(4, 4)]`."""
+    rows = [one for one in walk(file.tree, ast.Assign) if dotted(name) in map(dotted, targets(one))]
+    held = (call for one in rows if not isinstance(one.value, ast.Call) for call in walk(one.value, ast.Call))
+    return any(called(call)[:1].isupper() for call in held)
+
+
 def _is_cached(function: Function) -> bool:
     """Whether a function is decorated so that it gives the same object again."""
     named = (last_name(getattr(one, "func", one)) for one in function.decorator_list)
     return not {"cache", "lru_cache"}.isdisjoint(named)
 
 
-_PUTTING = ("setattr", "add_module", "register_module", "register_parameter")
+_PUTTING = ("setattr", "add_module", "register_module", "register_parameter", "add_param_group")
 
 
 def _puts_part(row: ast.Assign, modules: set[str]) -> bool:
