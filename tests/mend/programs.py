@@ -136,6 +136,18 @@ def _waves(w):
 
 
 SOUND = {
+    "a row of what is shown, scaled through data": """
+def step():
+    weights = (x @ w).softmax(1)
+    loss = (weights * x).sum()
+    heat = weights.data[0]
+    heat /= heat.max()
+    shown = heat.tolist()
+    loss.backward()
+
+def run():
+    step()
+""",
     "the state of a chain, set through data": """
 class Chain:
     def __init__(self):

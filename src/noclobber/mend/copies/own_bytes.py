@@ -122,10 +122,10 @@ def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
 
 
 def _is_aside(file: File, value: ast.expr) -> bool:
-    """`out.data`, `out.detach().numpy()`: whether it shares the memory of what nothing reads after it, unknown to
+    """`out.data[0]`, `out.detach().numpy()`: whether it shares the memory of what nothing reads after it, unknown to
     autograd."""
     is_shared = False
-    while isinstance(value, (ast.Attribute, ast.Call)):
+    while isinstance(value, (ast.Attribute, ast.Call, ast.Subscript)):
         is_shared |= last_name(value) == "data" or called(value) in ("detach", "numpy")
         if isinstance(value, ast.Call) and (value.args or value.keywords or called(value) not in _SHARING):
             return False
