@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from pathlib import Path
 from statistics import median
 
 import pytest
-import torch
 
 import noclobber
 from noclobber.observe.arming import own_cost
@@ -49,22 +49,30 @@ def test_to_measure_makes_no_backward_call_and_leaves_no_gradient() -> None:
     assert 0 < per_event < 1e-3
 
 
-def test_saves_and_writes_are_counted_and_the_bytes_of_large_tensors_are_clocked() -> None:
-    def counted(saves: int, writes: int, size: int = 3) -> tuple[int, float]:
-        before, clocked = own_cost.taken[0], own_cost.clocked[0]
-        h = torch.zeros(size, requires_grad=True)
-        for _ in range(saves):
-            h = h.sin()
-        for _ in range(writes):
-            h.mul_(2)
-        h.sum().backward()
-        return own_cost.taken[0] - before, own_cost.clocked[0] - clocked
+COUNTED = """
+import torch
+from noclobber.observe.arming import own_cost
 
-    with noclobber.watch():
-        few, nothing = counted(2, 1)
-        assert nothing == 0, "the bytes of a small tensor belong to its save"
-        assert [counted(5, 1)[0], counted(2, 4)[0]] == [few + 3, few + 3]
-        assert counted(2, 1, 1_000_000)[1] > 0
+def counted(saves, writes, size=3):
+    before, clocked = own_cost.taken[0], own_cost.clocked[0]
+    h = torch.zeros(size, requires_grad=True)
+    for _ in range(saves):
+        h = h.sin()
+    for _ in range(writes):
+        h.mul_(2)
+    h.sum().backward()
+    return own_cost.taken[0] - before, own_cost.clocked[0] - clocked
+
+print(counted(2, 1), counted(5, 1), counted(2, 4), counted(2, 1, 1_000_000), sep=";")
+"""
+
+
+def test_saves_and_writes_are_counted_and_the_bytes_of_large_tensors_are_clocked(tmp_path: Path) -> None:
+    printed = fresh(["run", "-c", COUNTED], tmp_path, env={"NOCLOBBER_PURE": "1"}).stdout
+    few, saves, writes, large = [literal_eval(one) for one in printed.split(";")]
+    assert few[1] == 0, "the bytes of a small tensor belong to its save"
+    assert [saves[0], writes[0]] == [few[0] + 3, few[0] + 3]
+    assert large[1] > 0
 
 
 def test_what_the_native_part_takes_is_what_the_benchmarks_say() -> None:
