@@ -1,5 +1,7 @@
 """NC104 names the state that carries a freed graph along, as the program can spell it, and the line that sets it."""
 
+from functools import cached_property
+
 import pytest
 import torch
 from torch import nn
@@ -172,6 +174,29 @@ def test_the_state_is_named_and_the_line_that_sets_it(program, named):
     assert all(any(form.format(name) in words(finding) for form in forms) for name in names)
     shown = [one.source[0].rpartition("# ")[2] for one in finding.labels if one.role == "create"]
     assert shown == ([mark] if mark else [])
+
+
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.raw = nn.Parameter(torch.ones(3))
+
+    @cached_property
+    def factor(self):
+        return self.raw.exp()
+
+
+def test_what_is_computed_once_and_kept_is_not_to_be_detached():
+    def program():
+        net = Kept()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            (net.factor * net.raw).sum().backward()
+            optimizer.step()
+
+    told = words(finding_of(program))
+    assert "run the forward inside the loop" in told
+    assert "net.factor.detach()" not in told
 
 
 def test_a_tuple_is_detached_part_by_part():

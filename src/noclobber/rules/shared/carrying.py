@@ -201,7 +201,9 @@ def is_renewed(read: Site | None, state: Carried) -> bool | None:
     if "." not in whole:
         return None if any(_may_fill(place.file, one) for one in walk(loop, ast.Name) if one.id == last) else False
     held = (one for one in walk(place.file.tree, ast.Attribute) if one.attr == last)
-    return None if any(_may_set(place.file, one) for one in held) else False
+    if state.kind == "attribute":  # it holds the tensor, and no call puts another one there
+        return None if any(_is_set(place.file, one) for one in held) else False
+    return None if any(_is_set(place.file, one) or _may_fill(place.file, one) for one in held) else False
 
 
 def is_carried(read: Site | None, name: str) -> bool:
@@ -266,12 +268,11 @@ _READING = ("items", "keys", "values", "get", "size", "shape", "detach", "clone"
 """What is asked of a container or tensor without a change of it."""
 
 
-def _may_set(file: File, held: ast.Attribute) -> bool:
-    """Return True if an attribute is set here, outside of `__init__`, or if what it holds may be filled."""
+def _is_set(file: File, held: ast.Attribute) -> bool:
+    """Return True if an attribute, or an item of it, is set here, outside of `__init__`."""
     above = file.above[held]
     target = above if isinstance(above, ast.Subscript) and above.value is held else held
-    is_set = isinstance(target.ctx, ast.Store) and getattr(file.scope(held), "name", "") != "__init__"
-    return is_set or _may_fill(file, held)
+    return isinstance(target.ctx, ast.Store) and getattr(file.scope(held), "name", "") != "__init__"
 
 
 def _may_fill(file: File, held: ast.expr) -> bool:
