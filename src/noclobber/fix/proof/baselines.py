@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from noclobber.observe.gradient_trace.forward_mode import Along
 
 Kind = Right | Literal["derivative", "updated"]
-WHOLE: tuple[Kind, ...] = ("full", "handed", "before", "recast", "returned")
+WHOLE: tuple[Kind, ...] = ("full", "handed", "before", "recast", "returned", "once")
 """Those of which nothing is cut off."""
 
 WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210", "NC211")
@@ -27,8 +27,9 @@ CAST = "NC211"
 STEPPED = "NC103"
 """The code of findings about weights that a step has changed: no gradient can reach back over it."""
 DRIFT = "NC205"
-"""The code of findings about regions that run again. In the reference they do not, and so draw no random numbers a
-second time: gradients that match are right, and gradients that do not match may be right too."""
+"""The code of findings about regions that run again. They get their old bytes if saves are preserved; what else drifts
+stands still in a run that calls them once. Gradients that match either are right, and others may be right too: the
+second run draws random numbers."""
 RETURNED = "NC305"
 """The code of refused writes to what a custom Function returns. In the reference it returns clones."""
 
@@ -50,6 +51,7 @@ _WORDS = {
     "handed": ", where hooks and custom backwards get clones of gradients",
     "before": ", with respect to the values from before the write",
     "recast": ", where autocast keeps no casts",
+    "once": ", where regions run once",
     "returned": ", where custom Functions return clones",
     "derivative": "",
     "updated": " and its write to a leaf as an update",
@@ -72,7 +74,8 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
         return ("derivative",)
     if "NC104" in codes:
         return ("full", "backward")
-    return ("full", "step") if STEPPED in codes else ("full",)
+    once: tuple[Kind, ...] = ("once",) if DRIFT in codes else ()
+    return ("full", "step", *once) if STEPPED in codes else ("full", *once)
 
 
 def is_refused(codes: Iterable[str]) -> bool:

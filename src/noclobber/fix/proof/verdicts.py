@@ -92,8 +92,7 @@ class Prover:
             self._stages.append(self._stage(codes, after, before))
         else:
             last.codes |= codes
-            order = last.references.order
-            if ("NC104" in codes and not order.retaining) or (DRIFT in codes and not order.once):
+            if "NC104" in codes and not last.references.order.retaining:
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
         self._stages[-1].of_itself = isinstance(finding.event, Refusal) and finding.event.of_itself
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
@@ -101,9 +100,8 @@ class Prover:
 
     def _stage(self, codes: set[str], after: int, before: Patch) -> Stage:
         references = self.as_it_is
-        if after or before.after or not codes.isdisjoint(("NC104", DRIFT)):
-            order = self._order("reference", before)
-            order = replace(order, after=after, retaining="NC104" in codes, once=DRIFT in codes)
+        if after or before.after or "NC104" in codes:
+            order = replace(self._order("reference", before), after=after, retaining="NC104" in codes)
             references = References(self._launcher, order)
         return Stage(references, codes, after, before)
 
@@ -190,6 +188,7 @@ class Prover:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings
         differences: list[str] = []
+        besides: list[str] = []
         of_loss = False
         codes = set(stage.codes)
         derived = partial(by_derivative, stage, found, result, alone)
@@ -214,7 +213,10 @@ class Prover:
                 stepped=same and kind in WHOLE,
                 kept=kind != "before",  # the program keeps what was overwritten, and the patch gives it the old value
             )
-            if others and (same or DRIFT in codes):
+            if others and DRIFT in codes:  # what a region changes twice as it is, it changes once in the last reference
+                besides.append(others)
+                continue
+            if others and same:
                 return Verdict(False, why=others, differs=True, result=result)
             if comparison.says_nothing(reference.events):
                 differences.append("every gradient of the program is zero, which proves nothing")
@@ -234,8 +236,8 @@ class Prover:
                 proof = _matches(compared, reference, result)
                 complete = whole and kind in WHOLE
                 return Verdict(True, clean, proof=proof, level=Level.PROVEN, complete=complete, result=result)
-        if differences and DRIFT not in codes:
-            return Verdict(False, why=differences[0], differs=True, of_loss=of_loss, result=result)
+        if (differences and DRIFT not in codes) or (besides and not differences):
+            return Verdict(False, why=[*differences, *besides][0], differs=True, of_loss=of_loss, result=result)
         for reference in stage.references.known():
             if left := comparison.lost_leaf(reference.events, found):
                 why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"

@@ -24,11 +24,11 @@ leaf is part of what is computed, or makes it another leaf.
 moved: under nothing, with the leaves moved from the first line on, for the loss that a backward begins from.
 hints: under watch, for hints; memory: under nothing but PyTorch's profiler, for the peak of memory."""
 
-Right = Literal["full", "step", "backward", "handed", "before", "recast", "returned"]
+Right = Literal["full", "step", "backward", "handed", "before", "recast", "returned", "once"]
 """What makes the gradients of a reference right, besides the saves that are kept: nothing else; what reaches back over
 a step or into an earlier backward call is left out; hooks and custom backwards get clones of gradients; gradients are
 asked for with respect to what activations in place have overwritten; autocast keeps no casts of weights; custom
-Functions return clones of views."""
+Functions return clones of views; checkpointed regions are called without `checkpoint`."""
 
 FORWARD: tuple[Mode, ...] = ("derivative", "updated")
 """Those without reverse mode, which end where the backward would begin."""
@@ -80,8 +80,6 @@ class Order:
     served: dict[str, bytes] = field(default_factory=dict)
     right: Right = "full"
     retaining: bool = False
-    once: bool = False
-    """Whether checkpointed regions are called without `checkpoint`."""
     selection: Selection = field(default_factory=Selection)
     """Which findings count in a search, and are to be gone with a patch."""
     after: int = 0

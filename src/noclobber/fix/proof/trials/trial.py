@@ -177,7 +177,7 @@ class TrialProcess(Member):
         seen.looked = self._looked
         if order.double:
             right_gradients.in_float64()
-        if order.once:
+        if order.right == "once":
             right_gradients.call_regions_once()
         if order.right == "handed":
             right_gradients.hand_out_clones()
