@@ -55,18 +55,31 @@ from noclobber.observe.arming.recorder import CONTEXT
 with noclobber.watch():
     layer, x = torch.nn.Linear(3, 3), torch.randn(2, 3)  # it copies its bias into the result, and then adds to it
     CONTEXT.live.sort()
-    outputs = [layer(x).abs() for _ in range(4)]  # `abs` makes its result, and `abs.out` fills it
+    outputs = [layer(x){} for _ in range(4)]
     print(len(CONTEXT.live.by_storage), len(CONTEXT.live.unsorted))
     x.add_(1)
     print(len(CONTEXT.live.by_storage), len(CONTEXT.live.unsorted))
 """
 
 
-def test_what_operators_write_inside_files_no_saves() -> None:
+OF_OUT = torch.__version__ >= "2.13"
+"""Torch 2.10 holds one reference more to what it hands a kernel as `out`; 2.13 and 2.15 do not."""
+
+
+@pytest.mark.parametrize(
+    ("then", "passed_over", "filed"),
+    [
+        ("", "0 4", "1 0"),
+        # `abs` makes its result, and `abs.out` fills it.
+        pytest.param(".abs()", "0 8", "5 0", marks=pytest.mark.skipif(not OF_OUT, reason="it has a reference more")),
+    ],
+)
+def test_what_operators_write_inside_files_no_saves(then: str, passed_over: str, filed: str) -> None:
     """In a process of its own: what other tests of a process have left alive may ask for the saves to be filed."""
     environ = {**os.environ, "NOCLOBBER_PURE": "1"}
-    run = subprocess.run([sys.executable, "-c", WRITES_INSIDE], capture_output=True, text=True, env=environ, check=True)
-    assert run.stdout.splitlines() == ["0 8", "5 0"]
+    words = [sys.executable, "-c", WRITES_INSIDE.format(then)]
+    run = subprocess.run(words, capture_output=True, text=True, env=environ, check=True)
+    assert run.stdout.splitlines() == [passed_over, filed]
 
 
 def test_statistics_that_a_save_lies_on_are_found_without_their_bytes() -> None:

@@ -52,7 +52,7 @@ def writing(name: str, written: Written) -> Kernel:
         written.moves_no_version,
     )
     # What an operator makes and fills by another one comes first, or as `out`: `abs` calls `abs.out`. Both have as many
-    # references here (`write_kernels.references_of_new`).
+    # references here (`write_kernels.references_of_new`); on torch 2.10 `out` has one more, and is looked up.
     (position, argument), is_alone = written.arguments[0], len(written.arguments) == 1 and written.flag is None
     # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
     # test_exotic.py).
