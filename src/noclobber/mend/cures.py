@@ -98,15 +98,20 @@ def sound(finding: Finding) -> Change | None:
     return next((one for one in first if one is not None and one.is_sound), None)
 
 
-def candidates(finding: Finding, read: Callable[[str], str]) -> list[Change]:
-    """The changes to try for a finding, the likeliest and smallest first; empty where none is known.
+def candidates(finding: Finding, read: Callable[[str], str], fitting: tuple[Mend, ...] = CURES) -> list[Change]:
+    """The changes to try for a finding, by some cures, the likeliest and smallest first; empty where none is known.
 
     `read` gives the text of a file, with plain line ends; it raises OSError where there is none.
     """
     scene = Scene(finding, read)
-    found = sorted(_distinct(one for cure in CURES for one in cure(scene)), key=lambda one: one.cost)
+    found = sorted(_distinct(one for cure in fitting for one in cure(scene)), key=lambda one: one.cost)
     likely = [one for one in found if one.cost < LAST_RESORT][:MOST]
     return likely + [one for one in found if one.cost >= LAST_RESORT][: MOST_MORE if scene.is_judged else 0]
+
+
+def as_part(finding: Finding, read: Callable[[str], str]) -> list[Change]:
+    """Return the changes by which autograd sees a write that it was never told of."""
+    return candidates(finding, read, (let_see,))
 
 
 def readings(finding: Finding, read: Callable[[str], str]) -> list[Change]:

@@ -169,6 +169,11 @@ def targets(row: ast.stmt) -> list[ast.expr]:
     return found
 
 
+def binds(row: ast.AST | None, name: str) -> bool:
+    """`h = f(h)`, `h, y = f(h)`: whether a statement binds a name or attribute to something."""
+    return isinstance(row, ast.Assign) and name in map(dotted, targets(row))
+
+
 def names_bound(target: ast.AST) -> set[str]:
     """The plain names in what a loop or an assignment binds, or in an expression."""
     return {one.id for one in walk(target, ast.Name)}

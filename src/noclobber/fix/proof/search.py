@@ -16,7 +16,7 @@ from noclobber.fix.proof.trials.job import Result
 from noclobber.fix.proof.trials.launcher import Trial
 from noclobber.fix.proof.verdicts import Prover
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.cures import candidates
+from noclobber.mend.cures import as_part, candidates
 from noclobber.mend.scene import is_of_intent
 from noclobber.model.reports.finding import Finding
 from noclobber.model.reports.shared_writes import of_one_write
@@ -134,7 +134,10 @@ class RepairSearch:
         done = self._done
         found = candidates(finding, done.patch.read)
         if is_of_intent(finding):
-            found = [one for one in found if one.is_sound] or _as_parts(found, findings)
+            found = [one for one in found if one.is_sound]
+            # Nothing but what backward saved may show the write, or nothing tells what the gradient without it is.
+            if not found and not any(isinstance(one.event, Untracked) for one in findings):
+                found = as_part(finding, done.patch.read)
         if found or not is_of_intent(finding):
             self._prover.meet(finding, findings, self._found_in, done.patch)
         attempt = self._attempted(finding, found)
@@ -242,12 +245,6 @@ class RepairSearch:
             note += "; the gradient is the same whether it follows the write or leaves it out"
         verdict, there = best.verdict, self._done.patch.unpatched(finding)
         return Repair(there, best.candidate.title, extra, verdict.proof, verdict.level, note)
-
-
-def _as_parts(found: list[Change], findings: list[Finding]) -> list[Change]:
-    """Return the changes by which autograd sees a write, if its gradients can be compared with those that leave it out:
-    if nothing but what backward saved shows the write."""
-    return [] if any(isinstance(one.event, Untracked) for one in findings) else found
 
 
 def _to_fix(result: Result) -> list[Finding]:

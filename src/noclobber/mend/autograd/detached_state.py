@@ -25,6 +25,7 @@ from noclobber.model.units import listed
 from noclobber.rules.shared.carrying import is_carried, is_renewed, sum_of_turns
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import (
+    binds,
     call_of,
     called_by,
     calls,
@@ -107,11 +108,7 @@ def _summed_anew(scene: Scene) -> Iterator[Change]:
 def _is_added(file: File, name: ast.Name) -> bool:
     """Return True for a name that is bound, or read as a whole term of `total = total + loss`."""
     above = file.above[name]
-    return is_stored(file, name) or (isinstance(above, ast.BinOp) and _binds(file.above[above], name.id))
-
-
-def _binds(row: ast.AST, name: str) -> bool:
-    return isinstance(row, ast.Assign) and name in map(dotted, targets(row))
+    return is_stored(file, name) or (isinstance(above, ast.BinOp) and binds(file.above[above], name.id))
 
 
 def _runs_before(file: File, row: ast.stmt, other: ast.stmt) -> bool:

@@ -1,8 +1,8 @@
 """Regions of `torch.utils.checkpoint`: run on tensors that no write can reach, and run again as they ran before.
 
 Sound where a region that closes over a tensor, or reads it from `self`, is given a copy, and nothing else in the file
-reads that; and where a module is called on a copy of its buffer, which it does not write itself. All other changes are
-tried.
+reads that; where a module is called on a copy of its buffer, which it does not write itself; and where a region that
+itself changes what it reads is called without `checkpoint`. All other changes are tried.
 """
 
 from __future__ import annotations

@@ -13,12 +13,11 @@ from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.events import Holder, Refusal, without_indexes
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.names import (
+    binds,
     called_by,
-    dotted,
     is_own,
     is_stored,
     names_bound,
-    targets,
     uses,
 )
 from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk
@@ -83,7 +82,7 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     loads = _loads(row, name)
     if len(loads) > 1 if at is None else any(_is_read_later(file, row, one, at) for one in loads):
         return False
-    if _binds(row, name):
+    if binds(row, name):
         return True
     reads = [one for one in uses(scope, name) if not is_stored(file, one) and not _asks_for_shape(file, one)]
     if any(starts(one) >= ends(row) for one in reads):
@@ -142,11 +141,6 @@ def _loads(node: ast.AST, name: str) -> list[ast.Name]:
     return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
 
 
-def _binds(row: ast.stmt, name: str) -> bool:
-    """Return True if a statement ends with binding the name to something: `h = f(h)`, `h, y = f(h)`."""
-    return isinstance(row, ast.Assign) and name in map(dotted, targets(row))
-
-
 def _begins_anew(loop: Loop, name: str) -> bool:
     """Return True if each turn of a loop binds the name before it reads it."""
     if isinstance(loop, FOR) and name in names_bound(loop.target):
@@ -154,4 +148,4 @@ def _begins_anew(loop: Loop, name: str) -> bool:
     if isinstance(loop, ast.While) and _loads(loop.test, name):
         return False
     first = next((row for row in loop.body if name in names_bound(row)), None)
-    return isinstance(first, ast.Assign) and _binds(first, name) and not _loads(first.value, name)
+    return isinstance(first, ast.Assign) and binds(first, name) and not _loads(first.value, name)

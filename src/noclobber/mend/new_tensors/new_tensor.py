@@ -39,6 +39,7 @@ from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (
     arguments,
+    binds,
     call_of,
     called,
     calls,
@@ -53,7 +54,6 @@ from noclobber.syntax.names import (
     names_bound,
     names_used,
     owner,
-    targets,
     uses,
     value_given,
     values,
@@ -479,7 +479,9 @@ def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
 def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     if isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name):
         return None
-    if (loops := file.loops(write)) and not any(_binds_before(row, name, write) for row in loops[0].body):
+    if (loops := file.loops(write)) and not any(
+        binds(row, name) and starts(row) < starts(write) for row in loops[0].body
+    ):
         return None
     given: list[ast.expr] = []
     if isinstance(write, (ast.Assign, ast.AugAssign)):
@@ -492,11 +494,6 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     if any(last in names_used(value) for value in given) or file.own_lines(write) is None:
         return None
     return cloned_before(file, write, name)
-
-
-def _binds_before(row: ast.stmt, name: str, write: ast.stmt) -> bool:
-    """Whether a statement above a write binds a name."""
-    return isinstance(row, ast.Assign) and name in map(dotted, targets(row)) and starts(row) < starts(write)
 
 
 _SAVING_NOTHING = (

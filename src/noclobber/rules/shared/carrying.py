@@ -220,7 +220,7 @@ def sum_of_turns(read: Site | None) -> str:
     root = next((owner(one) for one in calls(place.row, "backward")), None) if place is not None else None
     if loop is None or not isinstance(root, ast.Name):
         return ""
-    rows = [one for one in walk(loop, *Assignment.__args__) if root.id in map(dotted, targets(one))]
+    rows = [one for one in walk(loop, ast.Assign, ast.AugAssign, ast.AnnAssign) if root.id in map(dotted, targets(one))]
     return root.id if rows and all(_adds(one, root.id) for one in rows) else ""
 
 
