@@ -3131,6 +3131,18 @@ def run():
         h.sigmoid().sum().backward(retain_graph=True)
         opt.step()
 """,
+    "a state that only some turns set, and whose old value others read": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h = x.detach()
+    for turn in range(4):
+        if turn % 2 == 0:
+            h = cell(x.detach(), h)
+        opt.zero_grad()
+        (h @ w).square().sum().backward(retain_graph=True)
+        opt.step()
+""",
     "a state carried over turns of which every second one steps": """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)
 opt = torch.optim.SGD(cell.parameters(), 0.1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from noclobber.mend.change import Change, change
@@ -38,7 +38,7 @@ from noclobber.syntax.names import (
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, Scope, last_line, walk
+from noclobber.syntax.tree import FOR, WITH, File, Loop, Place, Scope, last_line, walk
 from noclobber.syntax.writes import is_number
 
 MOST_DETACHED = 3
@@ -75,6 +75,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and _steps_alike(loop)
+    is_known &= all(_sets_always(loop.body, one.variable or one.name) is not False for one in event.carried)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
@@ -123,6 +124,24 @@ def _steps_alike(loop: Loop) -> bool:
     each = all(any(call_of(row) is one for row in loop.body) for one in steps)
     once = len(calls(loop, "backward", "grad")) == 1 and steps != [] and each
     return once and next(walk(loop, ast.Continue, ast.Try), None) is None
+
+
+def _sets_always(rows: Sequence[ast.stmt], name: str) -> bool | None:
+    """Return True if a block gives a name or attribute a new value whenever it runs, False if only sometimes, None if
+    never: where a turn keeps the old one, its author may want the gradient of that."""
+    found = {one for row in rows if (one := _sets(row, name)) is not None}
+    return True in found if found else None
+
+
+def _sets(row: ast.stmt, name: str) -> bool | None:
+    if isinstance(row, ast.If):
+        arms = {_sets_always(row.body, name), _sets_always(row.orelse, name)}
+        return None if arms == {None} else arms == {True}
+    if isinstance(row, WITH):
+        return _sets_always(row.body, name)
+    if hasattr(row, "body"):
+        return None if all(_sets(one, name) is None for one in walk(row, ast.stmt) if one is not row) else False
+    return True if name in map(dotted, targets(row)) else None
 
 
 def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> str:
