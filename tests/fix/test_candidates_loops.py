@@ -178,3 +178,20 @@ def test_what_keeps_something_from_turn_to_turn_is_not_made_anew(made: str) -> N
     """
     found = mended("NC103", source, read="loss.backward(retain_graph=True)", write="opt.step()")
     assert not any(f"    {made}" in one for one in found)
+
+
+def test_a_forward_of_another_loop_is_repeated() -> None:
+    source = """
+        opt = SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            out = net(x)
+            other(out.detach()).backward()
+        for _ in range(2):
+            opt.zero_grad()
+            loss = mse_loss(out, y)
+            loss.backward(retain_graph=True)
+            opt.step()
+    """
+    text = next(iter(mended("NC104", source, read="loss.backward(retain_graph=True)")))
+    assert "    out = net(x)\n    opt.zero_grad()\n" in text
+    assert text.count("out = net(x)") == 2

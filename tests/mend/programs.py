@@ -122,6 +122,29 @@ def _moved(x, w):
     return [0.9 * one - 0.1 * g for g, one in zip(_slopes(x, w), (x, w), strict=True)]
 
 
+def _of_gates(h):
+    """The gradient of sum(sigmoid(i) sigmoid(f)) by both parts."""
+    i, f = torch.sigmoid(h).chunk(2, dim=1)
+    return torch.cat([i * (1 - i) * f, f * (1 - f) * i], dim=1)
+
+
+def _after_decay(x, w):
+    for _ in range(2):
+        w = w - 0.1 * (2 * x.t() @ (x @ w) + 0.9 * w)
+    return 2 * x.t() @ (x @ w)
+
+
+def _trained(x, w, optimizer):
+    """The gradient of the last of three steps, each by the weights of then."""
+    w = w.clone().requires_grad_()
+    opt = optimizer([w], lr=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        (((x @ w).tanh() @ w).tanh() * x).sum().backward()
+        opt.step()
+    return w.grad
+
+
 def _stepped_between(x, w):
     """The gradients of the sum of the squares of `x @ w` in two turns, `w` stepped after the first."""
     first = x.t() @ (2 * x @ w)
@@ -136,6 +159,21 @@ def _waves(w):
 
 
 SOUND = {
+    "a level that is read by a name of its own before it rises again": """
+class State:
+    def __init__(self, level):
+        self.level = level
+def step(state):
+    state.level = state.level * w
+    gap = state.level.sub_(0.5)
+    y = gap.square()
+    state.level.add_(0.5)
+    return y.sum() + (state.level * w).sum()
+
+def run():
+    state = State((x @ w).sum(0))
+    step(state).backward()
+""",
     "a row of what is shown, scaled through data": """
 def step():
     weights = (x @ w).softmax(1)
@@ -1545,6 +1583,17 @@ def _adapted(x, w):
 
 
 REFUSED = {
+    "gates that a loop writes, parts of what is read no more": (
+        """
+def run():
+    gates = (x @ w)
+    i, f = gates.chunk(2, dim=1)
+    for gate in (i, f):
+        gate.sigmoid_()
+    (i * f).sum().backward()
+""",
+        lambda x, w: _of_product(x, w, _of_gates(x @ w)),
+    ),
     "a view that a custom Function returns": (
         """
 class Reverse(torch.autograd.Function):
@@ -1992,6 +2041,56 @@ def run():
         w.sub_(speed)
 """,
         lambda x, w: _stepped_between(x.detach(), w.detach()),
+    ),
+    "weights that decay by what they are, stepped in the loop that reads their gradients": (
+        """
+def decayed(weights):
+    for one in weights:
+        step = one.grad
+        if one.dim() > 1:
+            step = step + 0.9 * one.detach()
+        one -= 0.1 * step
+        one.grad = None
+def run():
+    for _ in range(2):
+        (x.detach() @ w).square().sum().backward()
+        decayed([w])
+    (x.detach() @ w).square().sum().backward()
+""",
+        lambda x, w: [None, _after_decay(x.detach(), w.detach())],
+    ),
+    "a forward that stands before the loop of its steps": (
+        """
+def run():
+    opt = torch.optim.SGD([w], lr=0.1)
+    given = x.detach()
+    h = ((given @ w).tanh() @ w).tanh()
+    for _ in range(3):
+        opt.zero_grad()
+        loss = (h * given).sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.SGD)],
+    ),
+    "a forward whose result is noted before the loop of its steps": (
+        """
+net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+opt = torch.optim.Adam(net.parameters(), 0.1)
+def run():
+    given = x.detach()
+    with torch.no_grad():
+        net.weight.copy_(w.t())
+    h = torch.tanh(net(torch.tanh(net(given))))
+    before = h.detach()
+    for _ in range(3):
+        opt.zero_grad()
+        loss = (h * given).sum() + (before - before).sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+    w.grad = net.weight.grad.t()
+""",
+        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.Adam)],
     ),
     "weights stepped by hand in a generator": (
         """
@@ -3130,6 +3229,45 @@ def run():
         opt.zero_grad()
         h.sigmoid().sum().backward(retain_graph=True)
         opt.step()
+""",
+    "a forward that keeps a state, before the loop of its steps": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls = nn.Linear(4, 4, dtype=torch.float64), 0
+    def forward(self, h):
+        self.calls = self.calls + 1
+        return self.fc(h) / self.calls
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(net(x.detach()).tanh())
+    for _ in range(3):
+        opt.zero_grad()
+        h.square().sum().backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward before a loop that steps in every second turn": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(net(x.detach()).tanh())
+    for turn in range(4):
+        h[:, turn].square().sum().backward(retain_graph=True)
+        if turn % 2:
+            opt.step()
+            opt.zero_grad()
+""",
+    "a forward whose result is read below the loop of its steps": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h = cell(x.detach(), cell(x.detach()))
+    for turn in range(3):
+        opt.zero_grad()
+        h.square().sum().backward(retain_graph=True)
+        opt.step()
+    print(h.sum())
 """,
     "a state that only some turns set, and whose old value others read": """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)

@@ -339,7 +339,7 @@ def is_numeric(file: File, value: ast.expr) -> bool:
     return isinstance(value, ast.Constant)
 
 
-_PLAIN = ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len")
+_PLAIN = ("sign", "sqrt", "clamp", "abs", "mul", "norm", "size", "len", "detach", "clone")
 """Calls that keep a gradient a gradient."""
 
 

@@ -37,7 +37,8 @@ class Stage:
     """What patches for findings of some `codes` are compared with: runs of the program as `before` patches it.
 
     `after`: how many backward calls that program ends before the write is refused. `of_itself`: whether the value to be
-    written was seen to depend on no leaf but the written one.
+    written was seen to depend on no leaf but the written one. `carries`: whether the program was seen to hand a graph
+    on from turn to turn, by states that get new values.
     """
 
     references: References
@@ -45,6 +46,7 @@ class Stage:
     after: int
     before: Patch
     of_itself: bool = False
+    carries: bool = False
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ from noclobber.fix.proof.trials.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.trials.launcher import Launcher, Trial
 from noclobber.mend.change import Way
 from noclobber.model.reports.finding import Finding
+from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.source import Span
 from noclobber.model.units import counted
@@ -95,6 +96,7 @@ class Prover:
             if "NC104" in codes and not last.references.order.retaining:
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
         self._stages[-1].of_itself = isinstance(finding.event, Refusal) and finding.event.of_itself
+        self._stages[-1].carries |= isinstance(finding.event, (Clobber, Refusal)) and finding.event.carried != ()
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
             self._stages[-1].references.start(kind)
 
@@ -245,8 +247,14 @@ class Prover:
         return self._by_loss(evidence.read(self.search.evidence), found, result, codes)
 
     def _starved(self, stage: Stage, kind: Kind, found: list[dict[str, Any]]) -> str:
-        """Return in words which step gets no gradient any more because of what is cut off."""
-        return comparison.starved(stage.references.get("full").events, found) if kind in ("step", "backward") else ""
+        """Return in words which step gets another gradient, or none any more, because of what is cut off: only what is
+        carried from turn to turn may bring less, and a later step has no use for what others get."""
+        if kind not in ("step", "backward"):
+            return ""
+        full = stage.references.get("full").events
+        return (
+            comparison.starved(full, found) if stage.carries else comparison.steps_differ(full, found, truncated=True)
+        )
 
     def _by_loss(
         self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, codes: Iterable[str] = ()

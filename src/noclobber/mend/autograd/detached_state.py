@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.order.forwards_in_loops import last_read
+from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause
 from noclobber.model.seen.clobber import Clobber
@@ -26,7 +26,6 @@ from noclobber.rules.shared.carrying import is_carried, is_renewed, sum_of_turns
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import (
     binds,
-    call_of,
     called_by,
     calls,
     dotted,
@@ -38,7 +37,7 @@ from noclobber.syntax.names import (
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, WITH, File, Loop, Place, Scope, last_line, walk
+from noclobber.syntax.tree import FOR, WITH, File, Place, Scope, last_line, walk
 from noclobber.syntax.writes import is_number
 
 MOST_DETACHED = 3
@@ -74,7 +73,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     renewed = [is_renewed(site, one) for one in event.carried]
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
-    is_known = event.are_all_carried and all(lines) and all(renewed) and _steps_alike(loop)
+    is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(loop)
     is_known &= all(_sets_always(loop.body, one.variable or one.name) is not False for one in event.carried)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
@@ -116,14 +115,6 @@ def _runs_before(file: File, row: ast.stmt, other: ast.stmt) -> bool:
     """Return True if a statement above another one runs whenever that does."""
     branches = {one for one in file.around(row) if not isinstance(one, FOR)}
     return row.lineno < other.lineno and branches <= {*file.around(other)}
-
-
-def _steps_alike(loop: Loop) -> bool:
-    """Return True if each turn of a loop steps, has one backward and comes to the end of the body before another."""
-    steps = [one for one in calls(loop, "step") if not one.args and not one.keywords]  # and not `env.step(action)`
-    each = all(any(call_of(row) is one for row in loop.body) for one in steps)
-    once = len(calls(loop, "backward", "grad")) == 1 and steps != [] and each
-    return once and next(walk(loop, ast.Continue, ast.Try), None) is None
 
 
 def _sets_always(rows: Sequence[ast.stmt], name: str) -> bool | None:

@@ -23,7 +23,7 @@ from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.holding import given_for, holds_alone, writes_through
-from noclobber.mend.holders.making import bound_to, is_function, is_method
+from noclobber.mend.holders.making import HANDING_ON, METHODS, bound_to, is_function, is_method
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
@@ -171,7 +171,8 @@ def _only_computes(call: ast.Call) -> bool:
     name = called(call)
     if isinstance(call.func, ast.Name):
         return hasattr(builtins, name)
-    return is_function(call) or is_method(call) or writes(call) or is_untracked(call) or name in _OF_CONTAINERS
+    is_known = is_function(call) or is_method(call, of=METHODS | HANDING_ON) or writes(call) or is_untracked(call)
+    return is_known or name in _OF_CONTAINERS
 
 
 _OF_CONTAINERS = ("items", "keys", "values", "get", "parameters", "named_parameters", "dim", "size", "numel")

@@ -6,7 +6,7 @@ import ast
 
 from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
-from noclobber.mend.holders.seen import Holders
+from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
 from noclobber.syntax.names import called, called_by, dotted, last_name, named, names_bound, unindexed, uses
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk
@@ -52,12 +52,12 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
         if is_own and starts(one) >= ends(last):
             continue
         read = isinstance(one.ctx, ast.Load) and file.statement(one) is not write
-        if read and _hands_out(file, one, is_container=held is not place):
+        if read and _hands_out(file, one, write, is_container=held is not place):
             return True
     return not name
 
 
-def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
+def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: bool) -> bool:
     origin, above = node, file.above[node]
     while not keeps_nothing(file, node, returned=False):
         above = file.above[node]
@@ -83,9 +83,19 @@ def _hands_out(file: File, node: ast.expr, *, is_container: bool) -> bool:
             return False
         elif isinstance(above, ast.Attribute) and above.attr in (*HANDING_ON, "values", "items"):
             node = called_by(file, above) or above
+        elif (call := called_by(file, above)) is not None and passes_on(file, call) is node:
+            node = call
         else:
-            return True
+            return not _is_named_until(file, above, write)
     return False
+
+
+def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:
+    """Return True if a statement gives a tensor to a variable alone, which its function does not read after a write."""
+    name = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
+    if not isinstance(name, ast.Name) or file.scope(name) is not file.scope(write):
+        return False
+    return isinstance(file.scope(write), FUNCTION) and is_over(file, name.id, write)
 
 
 def _are_read(file: File, turns: ast.AST, taken: ast.expr) -> bool:

@@ -41,16 +41,20 @@ def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
     """Return True if a name, attribute or item held the bytes at a write, and no other holder is read after it."""
     wanted, found = without_indexes(name), False
     for holder in holders:
-        place = place_of(holder.site)
         if is_of(holder, file, write) and without_indexes(holder.name) == wanted:
             found = True
-            continue
-        row = place.statement if place is not None else None
-        if place is None or row is None or owner_of(place.file.path) is not Owner.USER:
-            return False
-        if not holder.name.isidentifier() or not is_over(place.file, holder.name, row, place.node):
+        elif not is_spent(holder):
             return False
     return found
+
+
+def is_spent(holder: Holder) -> bool:
+    """Return True for a variable of the program that is not read again after the write at which it was seen."""
+    place = place_of(holder.site)
+    row = place.statement if place is not None else None
+    if place is None or row is None or owner_of(place.file.path) is not Owner.USER:
+        return False
+    return holder.name.isidentifier() and is_over(place.file, holder.name, row, place.node)
 
 
 def is_of(holder: Holder, file: File, write: ast.stmt) -> bool:

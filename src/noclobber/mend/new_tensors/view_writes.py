@@ -17,7 +17,7 @@ from itertools import chain, count
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another
 from noclobber.mend.holders.placing import may_be_kept
-from noclobber.mend.holders.seen import holders_at, is_of, node_at
+from noclobber.mend.holders.seen import holders_at, is_of, is_spent, node_at
 from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
@@ -195,7 +195,7 @@ def _are_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) ->
     nothing above the loop keeps what they hold."""
     file, row, scope = write.file, write.statement, write.file.scope(write.statement)
     holders, own = holders_at(scene.finding, file, row), {*names, write.name}
-    if holders is None or not all(is_of(one, file, row) and one.name in own for one in holders):
+    if holders is None or not all((is_of(one, file, row) and one.name in own) or is_spent(one) for one in holders):
         return False
     bound, at = [one for name in names for one in uses(scope, name, ast.Store)], node_at(file, row, holders)
     if called(write.call) == "copy_" or any(_is_bound_with(file, one, names) for one in bound):

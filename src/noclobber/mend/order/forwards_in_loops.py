@@ -2,6 +2,10 @@
 
 Each turn then computes its loss with the current weights. This is what is meant only if the loss gets its gradient from
 these lines alone: where the loop runs the same model, the value from before the loop may be meant as a constant.
+
+Sound where each turn has one backward and steps after it, so that its loss is of older weights in every turn but the
+first, and where the lines begin anew each time: they read nothing that they set, what they run sets no attribute, and
+what they compute is not read below the loop.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ import builtins
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS, function_called
-from noclobber.mend.scene import Scene
+from noclobber.mend.holders.making import HANDING_ON, KEEPING_NOTHING, METHODS, function_called, module_called
+from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Edit
+from noclobber.model.seen.operators import DRAWING
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
 from noclobber.syntax.names import (
+    call_of,
     called,
     calls,
     definition,
@@ -23,6 +29,7 @@ from noclobber.syntax.names import (
     first_name,
     is_part,
     is_read_after,
+    is_stored,
     last_name,
     made_of,
     named,
@@ -31,7 +38,7 @@ from noclobber.syntax.names import (
     owner,
     targets,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, has_text_of_lines, last_line, lines_in, walk
+from noclobber.syntax.tree import FOR, File, Loop, Place, functions, has_text_of_lines, last_line, lines_in, walk
 from noclobber.syntax.writes import base_of, is_of_loss, writes, written_by
 
 _OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
@@ -49,7 +56,8 @@ _OF_VALUES = METHODS | KEEPING_NOTHING | HANDING_ON | {"cdf", "entropy", "icdf",
 
 
 def moved_in(scene: Scene) -> Iterator[Change]:
-    """The assignments before the loop that make the loss, as the first statements of the loop.
+    """The assignments before the loop that make the loss, as the first statements of the loop; repeated there, if what
+    they compute is used before the loop too.
 
     `retain_graph=True` is taken away first, as each turn has its own graph; then it stays. Where no optimizer steps and
     each turn has a loss of its own, as for a Jacobian, one graph that is kept costs less.
@@ -59,14 +67,18 @@ def moved_in(scene: Scene) -> Iterator[Change]:
         return
     file, backwards = read.file, calls(read.row, "backward")
     rows = _forward(file, loop, backwards[0].func) if backwards else []
-    if not rows or not _can_move(file, loop, rows):
+    if not rows or not _can_run(file, loop, rows, read.row):
         return
-    edits, bound = _edits(file, loop, rows), {name for row in rows for name in _bound(row)}
+    moves = _can_move(file, loop, rows)
+    edits, bound = _edits(file, loop, rows, moves=moves), {name for row in rows for name in _bound(row)}
     is_same = dotted(owner(backwards[0])) in bound
     cost = 0 if calls(loop, "step") or is_same else 2
+    title = "run the forward inside the loop" if moves else "run the forward again in the loop"
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
+    is_sound = steps_alike(loop) and read.row in loop.body and _begins_anew(scene, file, loop, rows)
     for more in [retained, *[[]] * bool(retained)] if edits else []:
-        yield from change("run the forward inside the loop", [*edits, *more], cost, way="anew")
+        sound = is_sound and more is retained
+        yield from change(title, [*edits, *more], cost + (not moves), is_sound=sound, way="anew")
 
 
 def last_read(scene: Scene) -> tuple[Place | None, Loop | None]:
@@ -76,18 +88,18 @@ def last_read(scene: Scene) -> tuple[Place | None, Loop | None]:
 
 
 def _forward(file: File, loop: Loop, loss: ast.expr) -> list[ast.Assign]:
-    """The assignments before a loop, in its block, that compute with weights and that the loss is made of."""
+    """The assignments before a loop, in or below its block, that compute with weights and that the loss is made of."""
     above = file.block(loop)
     models, made = _models(file, loop), set[str]()
     found: list[ast.Assign] = []
-    for row in above[: above.index(loop)]:
-        if isinstance(row, ast.Assign) and _computes(file, row.value, models | made):
+    for row in (one for each in above[: above.index(loop)] for one in walk(each, ast.Assign)):
+        if file.scope(row) is file.scope(loop) and _computes(file, row.value, models | made):
             found.append(row)
             made |= _bound(row)
     needed = made_of(names_bound(loss), loop)
     slice_: list[ast.Assign] = []
     for row in reversed(found):
-        if _bound(row) & needed:
+        if _bound(row) & needed - {name for one in slice_ for name in _bound(one)}:
             slice_.insert(0, row)
             needed |= names_used(row.value)
     return slice_
@@ -97,7 +109,8 @@ def _models(file: File, loop: Loop) -> set[str]:
     """The dotted names of what has weights: what is asked for `parameters`, and what optimizers of the loop take."""
     found = {dotted(owner(one)) for one in calls(file.tree, *_OF_MODELS)}
     made = [definition(file, owner(one), loop) for one in calls(loop, "step")]
-    return found.union(*(names_bound(one) for one in made if one is not None)) - {"", "torch", "optim"}
+    given = [one for each in made if isinstance(each, ast.Call) for one in each.args[:1]]
+    return found.union(*map(names_bound, given)) - {"", "torch", "optim"}
 
 
 def _computes(file: File, value: ast.expr, models: set[str]) -> bool:
@@ -123,33 +136,84 @@ def _bound(row: ast.Assign) -> set[str]:
     return {name for target in row.targets for name in names_bound(target)}
 
 
-def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
-    """Return True if the rows do in the loop what they did before it, and the loop has no forward of its own."""
+def _can_run(file: File, loop: Loop, rows: Sequence[ast.Assign], read: ast.stmt) -> bool:
+    """Return True if the rows do in the loop what they did before it, and the loss has no other forward in the loop."""
     bound = {name for row in rows for name in _bound(row)}
-    above = file.block(loop)
-    between = [one for one in above[above.index(rows[0]) : above.index(loop)] if one not in rows]
     if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, loop.body[0])):
         return False
     if any(not isinstance(one, ast.Name) for row in rows for one in targets(row)):
         return False
-    if any(_makes_object(one) for row in rows for one in walk(row, ast.Call)) or _is_object_in(loop, bound):
+    if any(_makes_object(file, one) or called(one) in DRAWING for row in rows for one in walk(row, ast.Call)):
         return False
+    if _is_object_in(loop, bound):
+        return False
+    between = [one for one in _between(file, loop, rows) if one not in rows]
     for row in rows:
         passed = [one for one in between if one.lineno > row.lineno]
         if _changed([*passed, *loop.body]) & {*names_used(row.value), *_bound(row)}:
             return False
     head = {*names_used(loop.iter), *names_used(loop.target)} if isinstance(loop, FOR) else names_used(loop.test)
-    used = {name for row in rows for name in names_used(row)}
-    if head & used or any(names_used(row) & bound for row in between):
+    if head & {name for row in rows for name in names_used(row)}:
+        return False
+    models = _models(file, loop)
+    others = {one for one in models if not any(is_part(one, dotted(each)) for row in rows for each in named(row.value))}
+    needed = made_of({name for one in calls(read, "backward") for name in names_bound(one.func)}, loop)
+    makes = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body") and needed & _stored(one)]
+    return not any(_computes_anew(file, one, models, others) for row in (*makes, read) for one in walk(row, ast.Call))
+
+
+def steps_alike(loop: Loop) -> bool:
+    """Return True if each turn of a loop steps, has one backward and comes to the end of the body before another."""
+    steps = [one for one in calls(loop, "step") if not one.args and not one.keywords]  # and not `env.step(action)`
+    each = all(any(call_of(row) is one for row in loop.body) for one in steps)
+    once = len(calls(loop, "backward", "grad")) == 1 and steps != [] and each
+    return once and next(walk(loop, ast.Continue, ast.Try), None) is None
+
+
+def _begins_anew(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
+    """Return True if some rows of the block of a loop do the same however often they run, but for the weights."""
+    bound = {name for row in rows for name in _bound(row)}
+    known = set[str]()
+    for row in rows:
+        if names_bound(row.value) & (bound - known) or row not in file.block(loop):
+            return False
+        known |= _bound(row)
+    if any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound):
+        return False
+    run = [each for row in rows for each in run_by(scene, row) if not isinstance(each, ast.ClassDef)]
+    run += [each for one in scene.files() for each in functions(one.tree) if each.name in ("forward", "__call__")]
+    inside = [one for each in run for one in walk(each, ast.AST)]
+    sets = (one for one in inside if isinstance(one, (ast.Attribute, ast.Subscript)))
+    return not any(isinstance(one.ctx, ast.Store) for one in sets) and not any(map(_is_of_state, inside))
+
+
+def _is_of_state(node: ast.AST) -> bool:
+    """Return True for what may change something beside variables: a write in place, a container that gets an item."""
+    name = called(node)
+    return isinstance(node, (ast.Global, ast.Nonlocal)) or name in ("append", "update", "pop") or name.endswith("_")
+
+
+def _between(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> list[ast.stmt]:
+    """The simple statements from the first of some rows to the loop."""
+    above = file.block(loop)
+    found = [one for each in above[: above.index(loop)] for one in walk(each, ast.stmt) if not hasattr(one, "body")]
+    return found[found.index(rows[0]) :]
+
+
+def _stored(row: ast.stmt) -> set[str]:
+    return {one.id for one in walk(row, ast.Name) if not isinstance(one.ctx, ast.Load)}
+
+
+def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
+    """Return True if nothing but the loop needs what some rows compute before it."""
+    bound, above = {name for row in rows for name in _bound(row)}, file.block(loop)
+    between = [one for one in _between(file, loop, rows) if one not in rows]
+    if not set(rows) <= set(above) or any(names_used(row) & bound for row in between):
         return False
     if any(called(one) != "zero_grad" for row in between for one in calls(row, "backward", "step", *_OF_MODELS)):
         return False
     runs = isinstance(loop, FOR) and called(loop.iter) == "range"
-    if not runs and any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound):
-        return False
-    models = _models(file, loop)
-    others = {one for one in models if not any(is_part(one, dotted(each)) for row in rows for each in named(row.value))}
-    return not any(_computes_anew(file, one, models, others) for row in loop.body for one in walk(row, ast.Call))
+    return runs or not any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound)
 
 
 def _changed(rows: Sequence[ast.stmt]) -> set[str]:
@@ -162,10 +226,12 @@ def _changed(rows: Sequence[ast.stmt]) -> set[str]:
     return found
 
 
-def _makes_object(call: ast.Call) -> bool:
-    """Return True if a call makes an object of a class, which each turn would begin anew. A loss keeps nothing."""
+def _makes_object(file: File, call: ast.Call) -> bool:
+    """Return True if a call makes an object of a class, which each turn would begin anew. A loss keeps nothing, and
+    `G(z)` calls what a variable holds."""
     name = called(call)
-    return name[:1].isupper() and not name.endswith("Loss")
+    is_class = name[:1].isupper() and not name.endswith("Loss")
+    return is_class and not any(one.id == name and is_stored(file, one) for one in walk(file.tree, ast.Name))
 
 
 def _is_object_in(loop: Loop, names: set[str]) -> bool:
@@ -183,6 +249,8 @@ def _computes_anew(file: File, call: ast.Call, models: set[str], others: set[str
         return False
     is_plain = isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
     is_unknown = (owner(call) is None and not is_plain) or first_name(owner(call)) == "self"
+    if (made := module_called(file, call)) is not None:
+        is_unknown = not models.isdisjoint(map(dotted, named(made)))
     return _computes(file, call, models - others) or (is_unknown and not is_of_loss(file, call))
 
 
@@ -196,13 +264,12 @@ def _is_gradient(file: File, node: ast.expr) -> bool:
     return False
 
 
-def _edits(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> tuple[Edit, ...]:
-    outer, inner = file.indent(loop), file.indent(loop.body[0])
-    if outer is None or inner is None or not inner.startswith(outer) or loop.body[0].lineno == loop.lineno:
+def _edits(file: File, loop: Loop, rows: Sequence[ast.Assign], *, moves: bool) -> tuple[Edit, ...]:
+    inner = file.indent(loop.body[0])
+    if inner is None or loop.body[0].lineno == loop.lineno:
         return ()
-    lines = [file.line(number) for row in rows for number in lines_in(row)]
-    deeper = inner.removeprefix(outer)
-    text = "".join(f"{deeper}{line}\n" if line.strip() else "\n" for line in lines)
-    gone = [whole_lines(file, row.lineno, last_line(row)) for row in rows]
+    lines = [(file.line(number), file.indent(row) or "") for row in rows for number in lines_in(row)]
+    text = "".join(f"{inner}{line.removeprefix(indent)}\n" if line.strip() else "\n" for line, indent in lines)
+    gone = [whole_lines(file, row.lineno, last_line(row)) for row in rows if moves]
     first = min((one.lineno for one in getattr(loop.body[0], "decorator_list", ())), default=loop.body[0].lineno)
     return (*gone, insert(file, first, 1, text))

@@ -22,10 +22,12 @@ from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
+from noclobber.mend.holders.making import bound_to
 from noclobber.mend.order.steps import operands, together
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Write
+from noclobber.model.seen.operators import DRAWING
 from noclobber.model.seen.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
@@ -48,6 +50,7 @@ from noclobber.syntax.tree import (
     WITH,
     File,
     Place,
+    functions,
     has_text_of_lines,
     last_line,
     starts,
@@ -206,7 +209,7 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     """Return True if a statement, or the head of a `with`, does the same below these others, and they do the same above
     it."""
     run = [write, *run_by(scene, write)]
-    if next(walk(write, *_LEAVING), None) is not None or any(map(_uses_gradients, run)):
+    if next(walk(write, *_LEAVING), None) is not None or any(_uses_gradients(file, one) for one in run):
         return False
     used, gives = names_bound(write), _names(write, bound=True)
     bound = {name for row in between for name in _names(row, bound=True)}
@@ -216,14 +219,9 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     read = used.union(*(names_used(one) - _own(one) for one in run[1:]))
     if read & (bound | appended) or any("hook" in called(one) for one in walk(file.tree, ast.Call)):
         return False
-    if any(calls(row, *_RANDOM) for row in between):
+    if any(calls(row, *DRAWING) for row in between):
         return False  # the write may draw the next numbers
     return all(_passes(file, row, used) for row in between)
-
-
-_RANDOM = (
-    "bernoulli", "multinomial", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
-)  # fmt: skip
 
 
 def _names(node: ast.AST, *, bound: bool) -> set[str]:
@@ -237,12 +235,20 @@ def _own(node: ast.AST) -> set[str]:
     return {one for one in own | _names(node, bound=True) if not is_declared(node, one)}
 
 
-def _uses_gradients(node: ast.AST) -> bool:
+def _uses_gradients(file: File, node: ast.AST) -> bool:
     """Return True if a statement or function reads or changes gradients, or steps, by its text."""
-    names = {called(one) for one in walk(node, ast.Call)}
+    names = {called(one) for one in walk(node, ast.Call) if not _is_of_object(file, one)}
     if any(one.attr == "grad" for one in walk(node, ast.Attribute)):
         return True
     return any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names)
+
+
+def _is_of_object(file: File, call: ast.Call) -> bool:
+    """`cooling.step()`: whether a call is of a method of the file, on an object of the class that has it."""
+    of = owner(call)
+    made = called(bound_to(file, of, call)) if of is not None and of in file.above else ""
+    classes = (one for one in walk(file.tree, ast.ClassDef) if made and one.name == made)
+    return any(method.name == called(call) for one in classes for method in functions(one))
 
 
 def _passes(file: File, row: ast.stmt, used: set[str]) -> bool:

@@ -51,6 +51,10 @@ UNTRACKED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Functions and methods through whose result no gradient flows."""
+DRAWING = frozenset(
+    "bernoulli multinomial rand rand_like randint randint_like randn randn_like randperm".split()  # noqa: SIM905
+)
+"""Functions that draw random numbers."""
 
 _RESULT = """
     Relu Sigmoid Tanh Exp Expm1 Sqrt Rsqrt Reciprocal Tan Softmax LogSoftmax EluBackward1 LeakyReluBackward1

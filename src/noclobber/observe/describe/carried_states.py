@@ -73,11 +73,20 @@ def _state(names: list[Held], edges: list[Edge]) -> Carried:
 
 
 def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:
-    """Return what an item is in, if that holds nothing but tensors."""
+    """Return what an item is in, if that holds nothing but tensors. A class of the program's own is what it is made of,
+    unless it says itself what its items are; a named tuple is none."""
     kinds: dict[type, Literal["list", "dict", "tuple"]] = {list: "list", dict: "dict", tuple: "tuple"}
-    kind = kinds.get(type(held.owner)) if held.kind in ("item", "tuple") else None
+    owner = type(held.owner)
+    made = next((one for one in owner.__mro__[: 1 if issubclass(owner, tuple) else None] if one in kinds), None)
+    own = [one for one in owner.__mro__ if one is not made] if made is not None and owner is not made else []
+    changed = any(name in vars(one) for one in own[:-1] for name in _OF_ITEMS)
+    kind = kinds[made] if made is not None and not changed and held.kind in ("item", "tuple") else None
     inside = held.owner.values() if kind == "dict" else held.owner
     return kind if kind is not None and all(isinstance(one, torch.Tensor) for one in inside) else ""
+
+
+_OF_ITEMS = ("__getitem__", "__setitem__", "__iter__", "items", "keys", "values", "update")
+"""Methods by which a container gives its items, and gets new ones."""
 
 
 def crossing(roots: list[Node], boundary: int) -> Iterator[tuple[Node, Edge]]:

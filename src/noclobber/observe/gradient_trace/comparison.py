@@ -86,7 +86,7 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     failed = next((event["roots"] for event in found if event["kind"] == "failed"), None)
     if failed and len(calls) > compared == len(other_calls) and not same_loss(calls[compared]["roots"], failed):
         return Comparison(compared, exact, f"backward call {compared + 1}{_LOSS}")
-    wrong = _steps_differ(right, found, truncated)
+    wrong = steps_differ(right, found, truncated)
     return Comparison(compared - unmatched, exact, wrong, unmatched)
 
 
@@ -260,6 +260,16 @@ def starved(right: list[Event], found: list[Event]) -> str:
     for step, one, other in _pairs_of_steps(_steps(right), _steps(found)):
         if any(_is_zero(its) and not _is_zero(wanted) for wanted, its in zip(one, other, strict=True)):
             return f"{step} gets no gradient any more for one of its parameters"
+    return ""
+
+
+def steps_differ(right: list[Event], found: list[Event], truncated: bool) -> str:
+    """Return in words which optimizer step gets other gradients; empty where none does. Steps of two optimizers may
+    come in another order."""
+    for step, one, other in _pairs_of_steps(_steps(right), _steps(found)):
+        pairs = list(zip(one, other, strict=True))
+        if not all(_alike(a, b) or (truncated and _is_zero(a) and _is_zero(b)) for a, b in pairs):
+            return f"{step} gets other gradients"
     return ""
 
 
@@ -471,16 +481,6 @@ def _alike(one: Seen, other: Seen, within: float = _SKETCHES) -> bool:
         a == b or (a != a and b != b) or abs(a - b) <= within * scale
         for a, b in zip(one.numbers, other.numbers, strict=True)
     )
-
-
-def _steps_differ(right: list[Event], found: list[Event], truncated: bool) -> str:
-    """Return in words which optimizer step gets other gradients; empty where none does. Steps of two optimizers may
-    come in another order."""
-    for step, one, other in _pairs_of_steps(_steps(right), _steps(found)):
-        pairs = list(zip(one, other, strict=True))
-        if not all(_alike(a, b) or (truncated and _is_zero(a) and _is_zero(b)) for a, b in pairs):
-            return f"{step} gets other gradients"
-    return ""
 
 
 def _pairs_of_steps(wanted: _Steps, got: _Steps) -> Iterator[tuple[str, list[Seen], list[Seen]]]:

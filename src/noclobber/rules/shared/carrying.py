@@ -198,8 +198,9 @@ def is_renewed(read: Site | None, state: Carried) -> bool | None:
     if any(dotted(one.value if isinstance(one, ast.Subscript) else one) in (state.name, whole) for one in stored):
         return True
     last = re.split(r"\W", whole)[-1]
-    if "." not in whole:
-        return None if any(_may_fill(place.file, one) for one in walk(loop, ast.Name) if one.id == last) else False
+    if "." not in whole:  # what is given a name of a tensor cannot bind it anew
+        own = [one for one in walk(loop, ast.Name) if one.id == last and not state.name.isidentifier()]
+        return None if any(_may_fill(place.file, one) for one in own) else False
     held = (one for one in walk(place.file.tree, ast.Attribute) if one.attr == last)
     if state.kind == "attribute":  # it holds the tensor, and no call puts another one there
         return None if any(_is_set(place.file, one) for one in held) else False
