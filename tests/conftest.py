@@ -29,7 +29,7 @@ def looks_anew(monkeypatch):
 
     monkeypatch.setattr(holders, "spent", [])
     monkeypatch.setattr(holders, "_MOST_SECONDS", 1000.0)
-    monkeypatch.setattr(holders, "frozen", gc.get_freeze_count())
+    monkeypatch.setattr(holders, "frozen", sys.maxsize)  # what the tests have imported holds no tensor of theirs
 
 
 @pytest.fixture(autouse=True)

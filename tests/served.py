@@ -183,6 +183,7 @@ def _prepared() -> Callable[[int], NoReturn]:
     """Do once what would take each fork most of its time; return the interpreter's own `os._exit`."""
     import numpy.random  # noqa: F401
     import sympy  # noqa: F401
+    import torch._dynamo  # noqa: F401 - the first optimizer and the first seed of a program import it
 
     import noclobber.cli
     import noclobber.cli.verbs.run

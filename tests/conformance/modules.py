@@ -28,7 +28,7 @@ def _programs(info: Any) -> list[list[Program]]:
     dtype = next((one for one in DTYPES if one in dtypes), None) or min(dtypes, key=str)
     made = []
     for training in (True, False):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         given = info.module_inputs_func(info, "cpu", dtype, requires_grad=True, training=training)
         for number, one in enumerate(given):
             name = f"{'train' if training else 'eval'}, sample {number}"

@@ -69,7 +69,7 @@ def run(program: Program, around: Callable[[], AbstractContextManager[Any]] = nu
     shown: list[tuple[str, Any]] = []
     seen = None
     _poison(poison)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
     body = program.start()

@@ -17,7 +17,7 @@ MODES = {
 
 def outcome(program):
     """What a program returns, or the type and the first line of what it raises: a ClobberError stands for PyTorch's."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     try:
         return "returned", program()
     except Exception as error:

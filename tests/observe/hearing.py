@@ -40,7 +40,7 @@ def hear(program, contents=True):
     heard = Heard(contents)
     subscription.subscribe(heard)
     try:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         result = program()
     finally:
         subscription.unsubscribe(heard)
@@ -50,7 +50,7 @@ def hear(program, contents=True):
 
 def bare(program):
     """What a program returns without noclobber."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return program()
 
 

@@ -1,7 +1,7 @@
 """Tensors of every kind that PyTorch's wheel can make, and a program that tries each in every way of seeing.
 
-`python -m tests.observe.kinds` tries each kind in a process of its own, forked from one that has imported torch, and
-prints what came of every step in each way as JSON. Where the process dies, the way gets its exit status instead.
+`python -m tests.observe.kinds` reads names of kinds, one a line, and answers each with a line of JSON: what came of
+every step in each way. It tries each kind in a fork of itself; where that dies, the way gets its exit status instead.
 """
 
 import json
@@ -373,8 +373,11 @@ def main():
     for way in WAYS:  # what all kinds need is imported and armed once
         tried("leaf", way)
         tried("vmap of grad", way)
-    found = {kind: in_all_ways(kind) for kind in sys.argv[1:] or PROGRAMS}
-    json.dump({"why not native": bridge.why_not(), "kinds": found}, sys.stdout)
+    sys.stdout.write(f"{json.dumps(bridge.why_not())}\n")
+    sys.stdout.flush()
+    for kind in sys.stdin:
+        sys.stdout.write(f"{json.dumps(in_all_ways(kind.strip()))}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

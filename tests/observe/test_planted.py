@@ -46,7 +46,7 @@ FILES = {module.__file__ for module in modules(noclobber.observe)}
 
 def outcome(program):
     """What a program returns, bit for bit, or the error that it ends with; the error itself apart."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
     try:

@@ -29,7 +29,7 @@ EITHER = pytest.mark.parametrize("around", [VERSIONS, CONTENTS], ids=["versions"
 
 
 def values(program):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return program()
 
 

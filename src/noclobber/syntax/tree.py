@@ -251,14 +251,24 @@ def nested(scope: ast.AST) -> Iterator[ast.AST]:
 _OWN_SCOPE = (*FUNCTION, ast.Lambda, ast.ClassDef)
 
 
-def _below(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, and the functions and classes in it, but nothing of what is inside those."""
+def _below(scope: ast.AST) -> list[ast.AST]:
+    """Return the nodes of a scope, and the functions and classes in it, but nothing of what is inside those; keep that
+    on the scope."""
+    kept: list[ast.AST] | None = vars(scope).get(_ROWS_OF_SCOPE)
+    if kept is not None:
+        return kept
+    below = []
     waiting = list(ast.iter_child_nodes(scope))[::-1]
     while waiting:
-        node = waiting.pop()
-        yield node
+        below.append(node := waiting.pop())
         if not isinstance(node, _OWN_SCOPE):
             waiting += list(ast.iter_child_nodes(node))[::-1]
+    if below:  # Python has one `Load` for all trees
+        vars(scope)[_ROWS_OF_SCOPE] = below
+    return below
+
+
+_ROWS_OF_SCOPE = "noclobber_rows_of_scope"
 
 
 def starts(node: Placed) -> tuple[int, int]:

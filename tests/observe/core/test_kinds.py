@@ -19,22 +19,28 @@ ENDS_OTHERWISE = {"raise": {*CLOBBERS, "restored", "first"}, "preserve": {*CLOBB
 
 
 @pytest.fixture(scope="module", params=["python", "native"])
-def found(request):
-    """What came of each kind, in each way."""
+def tried(request):
+    """What says what came of a kind, in each way."""
     if request.param == "native" and (why := missing()):
         pytest.skip(why)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "NOCLOBBER_PURE": "0" if request.param == "native" else "1"}
-    done = subprocess.run([sys.executable, "-m", "tests.observe.kinds"], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert bool(said["why not native"]) == (request.param == "python")
-    return said["kinds"]
+    command, pipe = [sys.executable, "-m", "tests.observe.kinds"], subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        assert bool(json.loads(process.stdout.readline())) == (request.param == "python")
+
+        def ask(kind):
+            process.stdin.write(f"{kind}\n")
+            return json.loads(process.stdout.readline())
+
+        yield ask
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_each_way_of_seeing_is_as_bare(found, kind):
-    bare = found[kind]["bare"]["steps"]
-    for way, came in found[kind].items():
+def test_each_way_of_seeing_is_as_bare(tried, kind):
+    found = tried(kind)
+    bare = found["bare"]["steps"]
+    for way, came in found.items():
         assert isinstance(came, dict), (way, came)  # else the process died
         assert came["lost"] == [], way
         if (kind, way) in (("lazy", "hints"), ("named", "hints")):

@@ -33,7 +33,7 @@ def packed(layer: nn.RNNBase) -> Layer:
 
 
 def layers() -> dict[str, Layer]:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     of_sequences = {
         "lstm": lambda: nn.LSTM(4, 3, 2, bidirectional=True, dropout=0.2),
         "gru": lambda: nn.GRU(4, 3),
@@ -108,7 +108,7 @@ def test_every_recurrent_operator_is_known() -> None:
 def test_they_train_as_without_noclobber(name: str, contents: bool) -> None:
     def program() -> tuple[Tensor | None, ...]:
         layer, x = layers()[name], torch.ones(2, 4, requires_grad=True)
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         sum(one.sin().sum() for one in tensors(layer(x))).backward()  # type: ignore[union-attr]
         return x.grad, *(one.grad for one in getattr(layer, "parameters", tuple)())
 

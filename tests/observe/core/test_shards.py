@@ -45,7 +45,7 @@ class ByHand(Own):
 
 
 def train(optimize, early, shard=fully_shard):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     if shard is not None:
         shard(net[2], mesh=mesh)

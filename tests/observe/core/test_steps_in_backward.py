@@ -14,7 +14,7 @@ class Hooked(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.layer = nn.Linear(4, 4)
         for parameter in self.layer.parameters():
             optimizer = torch.optim.SGD([parameter], lr=0.1)

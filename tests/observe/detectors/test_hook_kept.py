@@ -138,7 +138,7 @@ CONTAINERS = pytest.mark.parametrize(
 class Block(nn.Module):
     def __init__(self, inplace=True, act=nn.ReLU):
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.lin, self.norm, self.act = nn.Linear(3, 4), nn.BatchNorm1d(4), act(inplace=inplace)
         self.out = nn.Linear(4, 2)
 

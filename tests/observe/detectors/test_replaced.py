@@ -136,7 +136,7 @@ def of_a_sum(net, x):
 
 
 def test_the_gradient_is_that_of_the_new_value():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     net, x = Net(), torch.randn(5, 3)
     assert not torch.equal(of_what_was_replaced(net, x), of_what_was_kept(net, x))
     assert warned(lambda: of_what_was_replaced(net, x)) == ["NC209"]

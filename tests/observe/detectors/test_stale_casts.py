@@ -34,7 +34,7 @@ def step(net, opt):
 
 
 def two_layers():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 
 

@@ -353,7 +353,7 @@ def item_by_item(leaf, source):
 
 
 def trained_flow(norm):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     flow = nn.Sequential(nn.Linear(3, 3), norm, nn.Tanh(), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(flow.parameters(), lr=0.1)
     for _ in range(2):

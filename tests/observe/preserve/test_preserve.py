@@ -132,7 +132,7 @@ def test_outputs_that_are_kept_by_the_operator():
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_steps_between_forward_and_backward(kind, how):
     def program():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         optimizer = kind(net.parameters(), lr=0.1, **how)
         losses = [net(torch.randn(5, 3)).square().sum() for _ in range(3)]
@@ -151,7 +151,7 @@ def test_steps_between_forward_and_backward(kind, how):
 
 def test_the_statistics_of_batch_norm():
     def program():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         norm, x = nn.BatchNorm1d(3).eval(), torch.randn(8, 3, requires_grad=True)
         loss = (norm(x) ** 3).sum()
         norm.train()

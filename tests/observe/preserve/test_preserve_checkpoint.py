@@ -115,7 +115,7 @@ def test_what_is_there_now_is_back_after_an_error(run):
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}])
 def test_steps_between_forward_and_backward(run, how):
     def program(run):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(4, 2))
         optimizer, x = torch.optim.AdamW(net.parameters(), lr=0.1, **how), leaf(5, 4)
         losses = [run(net, x * scale).square().sum() for scale in (1, 2, 3)]
