@@ -51,13 +51,11 @@ Made = tuple[int, str, int]
 class Input:
     """A tensor in the graph that a Function is given, and its state before forward."""
 
-    __slots__ = ("digest", "key", "made", "memory", "tensor", "version")
+    __slots__ = ("digest", "key", "made", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
         self.tensor, self.made = tensor, made
         self.version, self.key = tensor._version, storages.storage_key(tensor)
-        self.memory = None if self.key is None else Witness(self.key, tensor)
-        """The writes to it are remembered while this lives."""
         # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
         self.digest = fingerprint(tensor) if contents and tensor.is_cpu else None
 
@@ -66,6 +64,8 @@ class Forward(NamedTuple):
     """A forward under way."""
 
     inputs: list[Input]
+    keys: list[int]
+    """The storages of these inputs."""
     looked: list[int]
     """The storages of those whose bytes are not known yet: they are read before the first write."""
     since: int
@@ -73,7 +73,7 @@ class Forward(NamedTuple):
 
     def has(self, key: int | None) -> bool:
         """Return True for the storage of an input."""
-        return any(one.key == key for one in self.inputs)
+        return key in self.keys
 
 
 class Beside(Input):
@@ -115,16 +115,15 @@ def arm(context: Context, way: Way) -> None:
 
     def begin(call: ForwardCall) -> Callable[[bool], None] | None:
         forward = writers.began(call.args)
+        return None if forward is None else partial(end, call, forward)
 
-        def end(returned: bool) -> None:
-            if forward is None:
-                return
-            writers.left(forward)
+    def end(call: ForwardCall, forward: Forward, returned: bool) -> None:
+        try:
             if returned:
                 writers.ended(forward.inputs, call.dirty, call.function.__name__, forward.since)
                 writers.returned(call.result, call.args)
-
-        return end
+        finally:
+            writers.left(forward)
 
     context.forwards.watch(way, begin)
     context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
@@ -159,12 +158,11 @@ class Writers:
                 inputs.append(Input(tensor, made, contents=contents))
         inputs += self.beside(args)
         if not inputs:
-            return Forward(inputs, [], 0)
-        for one in inputs:
-            if one.memory is not None:
-                self._context.memory.rereads.add(one.memory)
+            return Forward(inputs, [], [], 0)
+        keys = [one.key for one in inputs if one.key is not None]
         looked = [one.key for one in inputs if one.key is not None and one.digest is None]
-        forward = Forward(inputs, looked, latest[0])
+        forward = Forward(inputs, keys, looked, latest[0])
+        self._context.memory.give(keys, 1)
         self._context.thread.given.append(forward)
         if looked:
             self._context.attend(self._looking, looked)
@@ -199,6 +197,7 @@ class Writers:
         """Look no more at the writes to the inputs of a forward, which has returned or raised."""
         if forward.inputs:
             self._context.thread.given.remove(forward)
+            self._context.memory.give(forward.keys, -1)
             if forward.looked:
                 self._context.ignore(self._looking, forward.looked)
 

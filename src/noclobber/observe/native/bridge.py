@@ -107,7 +107,7 @@ class Bridge(HotPath):
         native.saves_filed(live.by_storage)
         native.rereads_filed(memory.rereads.by_storage)
         unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, digests.LARGE, *attentive, memory.followed, *unsorted)
+        native.begin(watching, digests.LARGE, *attentive, memory.followed, memory.given, *unsorted)
 
     def test(self) -> None:
         """Raise AssertionError if the native part does not take a save, a read, a release or a write as it should."""

@@ -37,6 +37,7 @@ struct ManyViews {
 };
 
 std::atomic<int64_t> *moments = nullptr;
+THPObjectPtr &given = *new THPObjectPtr;
 
 // With the lock.
 std::vector<Record> records;
@@ -59,7 +60,8 @@ void prune() {
       auto [at, is_new] = needed.try_emplace(old[i].key, true);
       if (is_new && !interrupted) {
         try {
-          at->second = is_saved(old[i].key) || python_saves.has(old[i].key) || python_rereads.has(old[i].key);
+          const uintptr_t key = old[i].key;
+          at->second = is_saved(key) || is_given(key) || python_saves.has(key) || python_rereads.has(key);
         } catch (const python_error &) {
           interrupted = std::current_exception();
         }
@@ -107,6 +109,10 @@ bool PythonTable::has(uintptr_t key) {
   };
   return unless_fails(is_alive, true);
 }
+
+void hear_of_given(PyObject *storages) { given = THPObjectPtr::dup(storages); }
+
+bool is_given(uintptr_t key) { return is_in(given.get(), key); }
 
 void count_on(std::atomic<int64_t> *latest) { moments = latest; }
 

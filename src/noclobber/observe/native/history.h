@@ -36,6 +36,10 @@ private:
 extern PythonTable python_saves;   // the live table
 extern PythonTable python_rereads; // memory that will be read again though no save lies on it
 
+// Hears of the dict of the storages that forwards under way are given (`Memory.given`). With the GIL.
+void hear_of_given(PyObject *storages);
+bool is_given(uintptr_t key);
+
 // What every event is numbered with, which Python counts on too.
 void count_on(std::atomic<int64_t> *latest);
 int64_t latest_moment();

@@ -21,9 +21,10 @@ void connect_all(const py::object &python, uintptr_t moments) {
 }
 
 void begin(bool watching, int64_t from, const py::dict &attentive, const py::dict &attended, const py::dict &followed,
-           const py::list &saves, const py::list &rereads) {
+           const py::dict &given, const py::list &saves, const py::list &rereads) {
   large = from;
   log_with(attentive.ptr(), attended.ptr(), followed.ptr());
+  hear_of_given(given.ptr());
   python_saves.hear_of_unsorted(saves.ptr());
   python_rereads.hear_of_unsorted(rereads.ptr());
   flags.careful = flags.keeping = false;

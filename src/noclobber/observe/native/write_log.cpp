@@ -86,7 +86,7 @@ Way way_of(const Operator &op, const at::Tensor &tensor) {
   if ((op.detaches && in_graph) || (op.resizes ? is_saved(key) : may_clobber(key, impl)) || python_saves.has(key)) {
     return Way::FOR_PYTHON;
   }
-  if (in_graph || (!op.uncounted && moves_a_save(impl)) || is_in(look.followed, key)) {
+  if (in_graph || (!op.uncounted && moves_a_save(impl)) || is_in(look.followed, key) || is_given(key)) {
     return Way::NOTED;
   }
   // Is no view of the memory there that PyTorch could refuse, or does no version move?

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from operator import attrgetter
@@ -68,6 +68,9 @@ class Memory:
         self.followed: dict[int, storages.StorageRef] = {}
         """The storages of views that custom Functions returned of tensors outside of the graph: all writes to these are
         remembered, with gradients off too. It is always the same object, so callers may keep it."""
+        self.given: dict[int, int] = {}
+        """The storages of what custom Functions are given whose forward is under way, and how many of these there are.
+        Writes to these are remembered as those to `rereads` are. It is always the same object."""
         self.looks: dict[tuple[int, int], int] = {}
         """How often a line that writes to tensors in the graph is still asked whether it meets a live save, by the id
         of its code and the instruction. It is always the same object, so callers may keep it."""
@@ -77,6 +80,7 @@ class Memory:
         """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""
         self.thread = Thread()
         self._pruning = lock(threading.Lock)
+        self._giving = lock()
 
     @property
     def recent(self) -> list[Record]:
@@ -132,7 +136,7 @@ class Memory:
         try:
             logged, count = self.logged, len(self.logged)
             old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
-            some = self.live.any() or self.rereads.any()
+            some = self.live.any() or self.rereads.any() or bool(self.given)
             keys = {record.key for record in old}  # a finding may need the writes there, however old they are
             needed = {key: some and (bool(self.live.at(key)) or self.is_reread(key)) for key in keys}
             logged[:count] = [record for record in old if needed[record.key]] + new
@@ -150,9 +154,18 @@ class Memory:
             if len(self.followed) < _MOST_VIEWS:
                 self.followed[key] = storages.storage_ref(tensor)
 
+    def give(self, keys: Iterable[int], more: int) -> None:
+        """Count one forward more (1) that is given these storages, or one less (-1)."""
+        with self._giving:
+            for key in keys:
+                self.given[key] = count = self.given.get(key, 0) + more
+                if count <= 0:
+                    del self.given[key]
+
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
-        return bool((self.rereads.unsorted or self.rereads.by_storage) and self.rereads.has(key))
+        some = self.rereads.unsorted or self.rereads.by_storage
+        return key in self.given or bool(some and self.rereads.has(key))
 
     def begin(self) -> None:
         """Note that seeing begins, or goes on where nothing was missed."""
@@ -171,5 +184,6 @@ class Memory:
         self.several.clear()
         self.accumulated.clear()
         self.followed.clear()
+        self.given.clear()
         self.looks.clear()
         looked_at.clear()
