@@ -205,6 +205,8 @@ class LiveSaves(Generic[Handle]):
         """The live handles on a storage whose span meets this one, in no particular order."""
         if self.beside is not None:
             self.beside.hand_over(storage)
+        if not self.unsorted and storage not in self.by_storage:
+            return []
         alive = self._alone(self._at, storage, span)
         return self._seen_at(storage) if alive is None else alive
 

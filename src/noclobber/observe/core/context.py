@@ -39,8 +39,8 @@ Look = Callable[[Written, torch.Tensor, int, FrameType], object]
 class UnseenWrites(Protocol):
     """The watcher of writes that autograd cannot see (untracked_writes.py)."""
 
-    def data_taken(self, tensor: torch.Tensor) -> None:
-        """Called when the program reads `tensor.data`."""
+    def data_taken(self, tensor: torch.Tensor, key: int) -> None:
+        """Called when the program reads `.data` of a tensor that requires grad, on the storage with this key."""
 
     def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> tuple[After, bool] | None:
         """Called before a write under `no_grad`, and before one to an attended storage.

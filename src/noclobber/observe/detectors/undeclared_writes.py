@@ -176,11 +176,11 @@ class Writers:
         if not self._results or self._context.contents is None or not (keys := _given(args)):
             return []
         found = []
-        for result in list(self._results):
+        for result in [one for one in self._results.copy() if one.memory.key in keys]:
             tensor = result.memory.tensor()
             if tensor is None or not result.memory.is_below(tensor):
                 self._results.remove(result)
-            elif result.memory.key in keys:
+            else:
                 found.append(Beside(tensor, result.made))
         return found
 

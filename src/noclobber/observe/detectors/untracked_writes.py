@@ -183,18 +183,16 @@ class UntrackedWrites:
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
-    def data_taken(self, tensor: torch.Tensor) -> None:
-        """Record that the program reads `tensor.data`."""
-        with modes.plain():
-            if not tensor.requires_grad or self._is_given(storages.storage_key(tensor)):
-                return
-            if (target := _target(tensor)) is not None:
-                self._context.attend(self._look, (target.key,))
-                self.taken.append(_Taken(get_ident(), target, _is_used(tensor, target)))
-                everyone = list(self.taken)
-                own = [one for one in everyone if one.thread == get_ident()]
-                for one in own[:-_TAKEN] or everyone[:-_MOST]:
-                    self._drop_taken(one)
+    def data_taken(self, tensor: torch.Tensor, key: int) -> None:
+        """Record that the program reads `tensor.data` of a tensor that requires grad, on the storage with this key."""
+        if self._is_given(key) or (target := _target(tensor)) is None:
+            return
+        self._context.attend(self._look, (target.key,))
+        self.taken.append(_Taken(get_ident(), target, _is_used(tensor, target)))
+        everyone = list(self.taken)
+        own = [one for one in everyone if one.thread == get_ident()]
+        for one in own[:-_TAKEN] or everyone[:-_MOST]:
+            self._drop_taken(one)
 
     def _is_given(self, key: int | None) -> bool:
         """Return True for what a Function under way is given: undeclared_writes.py checks what it does with that."""

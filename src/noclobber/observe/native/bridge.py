@@ -65,6 +65,7 @@ class Bridge(HotPath):
         native.connect(asked, ctypes.addressof(self._moments))
         super().__init__(native, asked)
         self.fingerprint: Callable[[torch.Tensor], int | None] = native.fingerprint
+        self.storage_ref: Callable[[torch.Tensor], storages.StorageRef | None] = native.storage_ref
         records.following = native.next_moment
         reads.walk_with(partial(native.walk, reads.KINDS))
         unlocked_in_child(self)
@@ -212,7 +213,7 @@ def begin(context: Context) -> None:
         except Exception as failure:
             _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
             return
-        digests.of_usual = _bridge.fingerprint
+        digests.of_usual, storages.ref_of_usual = _bridge.fingerprint, _bridge.storage_ref
     context.native = context.memory.native = context.live.beside = _bridge
     if context.contents is not None:
         context.contents.sees_all_writes = False

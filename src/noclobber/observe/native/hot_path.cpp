@@ -147,16 +147,14 @@ struct StorageRef {
   uintptr_t cdata() const { return (uintptr_t)storage._unsafe_get_target(); }
 };
 
-// Returns what memory a tensor has; None if it is for Python.
-PyObject *show_memory(PyObject *, PyObject *shown) {
+// Returns what `storage_ref` of torch_api/tensors/storages.py returns; None if it is for Python.
+PyObject *show_storage_ref(PyObject *, PyObject *shown) {
   HANDLE_TH_ERRORS
   auto *tensor = THPVariable_Unpack(shown).unsafeGetTensorImpl();
   if (!is_usual(tensor)) {
     Py_RETURN_NONE;
   }
-  return Py_BuildValue("(KNI)", (unsigned long long)storage_key(tensor),
-                       py::cast(StorageRef{tensor->unsafe_storage().getWeakStorageImpl()}).release().ptr(),
-                       version_of(tensor));
+  return py::cast(StorageRef{tensor->unsafe_storage().getWeakStorageImpl()}).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -166,7 +164,7 @@ PyMethodDef each_step[] = {
     {"saves_filed", hear_of<python_saves>, METH_O, nullptr},
     {"rereads_filed", hear_of<python_rereads>, METH_O, nullptr},
     {"save", fast(show_save), METH_FASTCALL, nullptr},
-    {"memory_of", show_memory, METH_O, nullptr},
+    {"storage_ref", show_storage_ref, METH_O, nullptr},
     {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"before_step", fast(before_step), METH_FASTCALL, nullptr},
     {"after_step", fast(after_step), METH_FASTCALL, nullptr},
@@ -187,6 +185,9 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   using namespace noclobber;
   py::class_<StorageRef>(m, "StorageRef")
       .def("expired", &StorageRef::expired)
+      .def("__eq__", [](const StorageRef &one, const StorageRef &other) { return one.cdata() == other.cdata(); },
+           py::is_operator())
+      .def("__hash__", &StorageRef::cdata)
       .def_property_readonly("cdata", &StorageRef::cdata);
   py::class_<Values>(m, "Values").def("__iter__", &Values::shown);
   auto define = [&m](const char *name, auto function) { m.def(name, torch::wrap_pybind_function(std::move(function))); };

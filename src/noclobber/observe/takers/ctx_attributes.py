@@ -86,7 +86,7 @@ def arm(context: Context, way: Way) -> None:
     """Compare the tensors that custom Functions keep as attributes of their ctx."""
     stashes = CtxSaves(context, way)
 
-    context.forwards.watch(way, stashes.forward_begins)
+    context.forwards.watch_kept(way, stashes.take)
     way.add(context.forwards.forgets, way.entry(stashes.forget))
     context.customs.watch(way, stashes.begins)
 
@@ -100,10 +100,6 @@ class CtxSaves:
         self._held: WeakKeyDictionary[Node, list[CtxSave]] = WeakKeyDictionary()
         self._by_themselves: WeakSet[Node] = WeakSet()
         """Nodes that compare their stashes themselves (`_keep_comparing`)."""
-
-    def forward_begins(self, call: ForwardCall) -> Callable[[bool], None]:
-        """Return what records the stashes of a forward when it has returned."""
-        return lambda returned: self.take(call) if returned and call.kept else None
 
     def take(self, call: ForwardCall) -> None:
         """Record the stashes of a forward that has ended.

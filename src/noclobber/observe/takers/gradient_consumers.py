@@ -48,7 +48,7 @@ class Spoil:
 
     def __init__(self, tensor: torch.Tensor, node: Node, event: GradientWrite, described: Callable[[], Tensor]) -> None:
         self.node, self.event, self._described = node, event, described
-        self.handed = Witness(storages.storage_key(tensor) or 0, tensor, None, fingerprint(tensor), geometry(tensor))
+        self.handed = Witness(storages.storage_key(tensor) or 0, tensor, fingerprint(tensor), geometry(tensor))
         self.ran = False
         """True once the node has run past the hooks of its tensors."""
         self.told = False

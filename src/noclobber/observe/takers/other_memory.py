@@ -31,13 +31,10 @@ Moved = tuple[torch.Tensor, Handle]
 def arm_assignments(context: Context, way: Way) -> None:
     """Watch each assignment to `.data` and each read of it, until the recorder disarms."""
     native = private.lookup("_C.TensorBase.data")
-    take, data_taken, live = native.__get__, way.entry(context.untracked.data_taken), context.live
-    counted_apart = way.entry(partial(_is_counted_apart, context))
+    take, live, looked_at = native.__get__, context.live, way.entry(partial(_is_about_to_take, context))
 
     def get_data(tensor: torch.Tensor) -> torch.Tensor:
-        data_taken(tensor)
-        if context.contents is not None:
-            counted_apart(tensor)
+        looked_at(tensor)
         taken: torch.Tensor = take(tensor)
         return taken
 
@@ -73,13 +70,17 @@ def arm_swaps(context: Context, way: Way) -> None:
     way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
 
 
-def _is_counted_apart(context: Context, tensor: torch.Tensor) -> None:
-    """Note the memory of a tensor in the graph whose `.data` is read: that has a version counter of its own, and a
-    write may bring it into the graph. What is made of a leaf's is a leaf, or outside of the graph, where each write is
-    looked at."""
+def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:
+    """Note the memory of a tensor in the graph whose `.data` is read.
+
+    What is read has a version counter of its own, and a write may bring it into the graph. What is made of a leaf's is
+    a leaf, or outside of the graph, where each write is looked at.
+    """
     with modes.plain():
-        key = storages.storage_key(tensor) if tensor.requires_grad and not is_leaf(tensor) else None
-        if key is not None and context.contents is not None:
+        if not tensor.requires_grad or (key := storages.storage_key(tensor)) is None:
+            return
+        context.untracked.data_taken(tensor, key)
+        if context.contents is not None and not is_leaf(tensor):
             compare(context.contents, context.live.at(key))
             context.contents.moves(key, storages.storage(tensor))
 

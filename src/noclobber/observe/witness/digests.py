@@ -78,8 +78,10 @@ NEVER: Digest = -1
 
 def same(one: Digest, other: Digest) -> bool:
     """Return True if two fingerprints are known to be equal. Waits for their device."""
+    if not isinstance(one, OnDevice):
+        return one is not None and one == other
     answer = differs(one, other)
-    return one is not None and not (answer if isinstance(answer, bool) else all_known([answer])[0])
+    return not (answer if isinstance(answer, bool) else all_known([answer])[0])
 
 
 def differs(one: Digest, other: Digest) -> torch.Tensor | bool:

@@ -15,9 +15,6 @@ from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
 if TYPE_CHECKING:
     from noclobber.observe.torch_api.tensors.storages import StorageRef
 
-MemoryOf = tuple[int, "StorageRef", int]
-"""The key of a tensor's storage, a reference to the storage, and the tensor's version."""
-
 
 class Change(Enum):
     """What has changed between two moments."""
@@ -52,19 +49,9 @@ class Witness:
 
     __slots__ = ("__weakref__", "digest", "key", "storage", "tensor", "version", "where")
 
-    def __init__(
-        self,
-        key: int,
-        tensor: torch.Tensor,
-        known: MemoryOf | None = None,
-        digest: Digest = None,
-        where: Geometry | None = None,
-    ) -> None:
-        _, self.storage, self.version = known or (
-            key,
-            storages.storage_ref(tensor),
-            tensor_state.version_of(tensor) or 0,
-        )
+    def __init__(self, key: int, tensor: torch.Tensor, digest: Digest = None, where: Geometry | None = None) -> None:
+        self.storage: StorageRef = storages.storage_ref(tensor)
+        self.version = tensor_state.version_of(tensor) or 0
         self.key, self.tensor = key, tensor_state.Weak(tensor)
         self.digest, self.where = digest, where
 

@@ -53,8 +53,20 @@ class CustomForwards(Watchers[Callable[[bool], object], ForwardCall]):
 
     def __init__(self) -> None:
         super().__init__(False)
+        self._kept: Ends[Callable[[ForwardCall], object]] = []
         self.forgets: list[Callable[[torch.autograd.graph.Node, str], object]] = []
         """Those to call with the ctx and the name of an attribute that is set or deleted after the forward."""
+
+    def watch_kept(self, way: Way, keeps: Callable[[ForwardCall], object]) -> None:
+        """Call `keeps` when a forward has returned that kept something on its ctx, until the way is taken off."""
+        way.add(self._kept, (way, keeps))
+
+    def end(self, call: ForwardCall, returned: bool) -> None:
+        """Tell the watchers that a call has ended."""
+        ends, call.ends = call.ends, []  # they refer to the call, which would keep what it holds
+        finish(ends, returned)
+        if returned and call.kept:
+            finish(self._kept, call)
 
 
 class _Calls(threading.local):
@@ -75,8 +87,7 @@ def arm(forwards: CustomForwards, memory: Memory, way: Way) -> None:
         return call
 
     def ended(call: ForwardCall, returned: bool) -> None:
-        ends, call.ends = call.ends, []  # they refer to the call, which would keep what it holds
-        finish(ends, returned)
+        forwards.end(call, returned)
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
             base = one._base if isinstance(one, torch.Tensor) and one.requires_grad else None
             if base is not None and not base.requires_grad:

@@ -17,7 +17,6 @@ from noclobber.observe.witness.digests import Digest
 if TYPE_CHECKING:
     from noclobber.observe.core.seen.records import Backward
     from noclobber.observe.core.seen.written import Written
-    from noclobber.observe.witness.witness import MemoryOf
 
 
 SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
@@ -57,8 +56,6 @@ class HotPath:
         self.save: Callable[[torch.Tensor, bool], SaveElsewhere | None] = native.save
         """Return what is known of a tensor that is being saved, with its fingerprint if asked for; None if only Python
         can tell."""
-        self.memory_of: Callable[[torch.Tensor], MemoryOf | None] = native.memory_of
-        """Return what memory a tensor has; None if only Python can tell."""
 
         # -- writes, and the graph
 

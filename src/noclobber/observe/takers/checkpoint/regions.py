@@ -90,12 +90,10 @@ class CheckpointRegion:
         self.begin = self.end = self.again = moment()
         """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
         self.outside: dict[int, Witness] = {}
-        native = context.native
         for tensor in (*read.tensors, *read.given):
-            known = native.memory_of(tensor) if native is not None else None
-            key = storages.storage_key(tensor) if known is None else known[0]
+            key = storages.storage_key(tensor)
             if key is not None and key not in self.outside:
-                self.outside[key] = reread = Witness(key, tensor, known)
+                self.outside[key] = reread = Witness(key, tensor)
                 self.memory.rereads.add(reread)
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""

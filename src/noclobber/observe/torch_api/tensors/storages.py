@@ -124,7 +124,15 @@ def storage_ref(tensor: torch.Tensor) -> StorageRef:
     Unlike a weak reference to the tensor it does not forbid `swap_tensors` (torch 2.13;
     tests/observe/detectors/test_untracked.py).
     """
-    return _storage_ref(storage(tensor))
+    return ref_of_usual(tensor) or _storage_ref(storage(tensor))
+
+
+def _of_none(_: torch.Tensor) -> StorageRef | None:
+    return None
+
+
+ref_of_usual: Callable[[torch.Tensor], StorageRef | None] = _of_none
+"""Returns what `storage_ref` returns, of what the native part knows, which sets this; None of all others."""
 
 
 def is_only_holder(tensor: torch.Tensor) -> bool:
