@@ -5,7 +5,7 @@ A call may also overwrite what an earlier call returned, where both were given t
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import takewhile
@@ -30,7 +30,7 @@ from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import fingerprint
+from noclobber.observe.witness.digests import Digest, fingerprint
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, Witness, change
 
@@ -48,24 +48,26 @@ Made = tuple[int, str, int]
 """The node that made a tensor: its number, its name, and which of its outputs the tensor is."""
 
 
-class Input:
-    """A tensor in the graph that a Function is given, and its state before forward."""
+Input = tuple[torch.Tensor, Made, "int | None", int, Digest]
+"""A tensor in the graph that a Function is given, and its state before forward: what made it, its storage, its version,
+and its fingerprint. On a device, only a write that is seen makes it worth to wait for the bytes (`Writers._look`)."""
 
-    __slots__ = ("digest", "key", "made", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, made: Made, *, contents: bool) -> None:
-        self.tensor, self.made = tensor, made
-        self.version, self.key = tensor._version, storages.storage_key(tensor)
-        # On a device, only a write that is seen makes it worth to wait for the bytes (`_look`).
-        self.digest = fingerprint(tensor) if contents and tensor.is_cpu else None
+class Beside(NamedTuple):
+    """A tensor in the graph that an earlier call returned, on memory that this call is given as another tensor."""
+
+    input: Input
+    old: torch.Tensor | None
+    """A copy; None of a large one."""
 
 
 class Forward(NamedTuple):
     """A forward under way."""
 
     inputs: list[Input]
+    beside: list[Beside]
     keys: list[int]
-    """The storages of these inputs."""
+    """The storages of all these."""
     looked: list[int]
     """The storages of those whose bytes are not known yet: they are read before the first write."""
     since: int
@@ -74,19 +76,6 @@ class Forward(NamedTuple):
     def has(self, key: int | None) -> bool:
         """Return True for the storage of an input."""
         return key in self.keys
-
-
-class Beside(Input):
-    """A tensor in the graph that an earlier call returned, on memory that this call is given as another tensor."""
-
-    __slots__ = ("old",)
-
-    def __init__(self, tensor: torch.Tensor, made: Made) -> None:
-        super().__init__(tensor, made, contents=True)
-        self.old: torch.Tensor | None = None
-        if tensor.numel() * tensor.itemsize <= LARGEST:
-            with modes.aside():
-                self.old = tensor.detach().clone()
 
 
 class _Result(NamedTuple):
@@ -112,20 +101,7 @@ def arm(context: Context, way: Way) -> None:
     """Find inputs that custom Functions overwrite and do not declare."""
     writers = context.state(Writers)
     writers.arm(way)
-
-    def begin(call: ForwardCall) -> Callable[[bool], None] | None:
-        forward = writers.began(call.args)
-        return None if forward is None else partial(end, call, forward)
-
-    def end(call: ForwardCall, forward: Forward, returned: bool) -> None:
-        try:
-            if returned:
-                writers.ended(forward.inputs, call.dirty, call.function.__name__, forward.since)
-                writers.returned(call.result, call.args)
-        finally:
-            writers.left(forward)
-
-    context.forwards.watch(way, begin)
+    context.forwards.watch(way, writers.forward_begins)
     context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
 
 
@@ -135,7 +111,8 @@ class Writers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._looking: Look = self._look
-        self._results: deque[_Result] = deque(maxlen=KEPT)
+        self._results: OrderedDict[int | None, deque[_Result]] = OrderedDict()
+        """By storage, the one that got the newest last."""
         self.overwritten: dict[int, list[_Overwritten]] = {}
         """The tensors that calls overwrote, newest last, by the number of the node that made them."""
         self._makers: deque[int] = deque()
@@ -145,43 +122,68 @@ class Writers:
         """Guard what is called at writes."""
         self._looking = way.entry(self._look)
 
-    def began(self, args: tuple[object, ...]) -> Forward | None:
-        """Return a forward that begins. Its inputs are the arguments that have a node. None with gradients off.
+    def forward_begins(self, call: ForwardCall) -> Callable[[bool], None] | None:
+        """Note what a forward is given that begins, and return what to call at its end. None with gradients off.
 
-        Leaves are left out: a write to a leaf does not change which gradient belongs to it.
+        Its inputs are the arguments that have a node. Leaves are left out: a write to a leaf does not change which
+        gradient belongs to it.
         """
         if not torch.is_grad_enabled():
             return None
-        contents, inputs = self._context.contents is not None, list[Input]()
-        for tensor in args:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (made := _made(tensor)) is not None:
-                inputs.append(Input(tensor, made, contents=contents))
-        inputs += self.beside(args)
-        if not inputs:
-            return Forward(inputs, [], [], 0)
-        keys = [one.key for one in inputs if one.key is not None]
-        looked = [one.key for one in inputs if one.key is not None and one.digest is None]
-        forward = Forward(inputs, keys, looked, latest[0])
-        self._context.memory.give(keys, 1)
-        self._context.thread.given.append(forward)
+        context, args = self._context, call.args
+        contents, native = context.contents is not None, context.native
+        inputs = native.given(args) if contents and native is not None else None
+        if inputs is None:
+            inputs = [
+                _input(one, made, contents)
+                for one in args
+                if isinstance(one, torch.Tensor) and one.requires_grad and (made := _made(one)) is not None
+            ]
+        beside = self.beside(args)
+        if not inputs and not beside:
+            return partial(self._forward_ends, call, None)
+        everything = [*inputs, *(one.input for one in beside)] if beside else inputs
+        keys = [key for _, _, key, _, _ in everything if key is not None]
+        looked = [key for _, _, key, _, digest in everything if key is not None and digest is None]
+        forward = Forward(inputs, beside, keys, looked, latest[0])
+        context.memory.give(keys, 1)
+        context.thread.given.append(forward)
         if looked:
-            self._context.attend(self._looking, looked)
-        return forward
+            context.attend(self._looking, looked)
+        return partial(self._forward_ends, call, forward)
+
+    def _forward_ends(self, call: ForwardCall, forward: Forward | None, returned: bool) -> None:
+        try:
+            if returned and forward is not None:
+                self.ended(call.function.__name__, forward.inputs, forward.beside, call.dirty, forward.since)
+            if returned:
+                self.returned(call.result, call.args)
+        finally:
+            if forward is not None:
+                self._context.thread.given.remove(forward)
+                self._context.memory.give(forward.keys, -1)
+                if forward.looked:
+                    self._context.ignore(self._looking, forward.looked)
 
     def beside(self, args: Iterable[object]) -> list[Beside]:
         """Return what earlier calls returned on the memory of these arguments, if it is in the graph and still there.
 
         A write that moves its version is left out later: PyTorch refuses to go on with it.
         """
-        if not self._results or self._context.contents is None or not (keys := _given(args)):
+        if not self._results or self._context.contents is None:
             return []
         found = []
-        for result in [one for one in self._results.copy() if one.memory.key in keys]:
-            tensor = result.memory.tensor()
-            if tensor is None or not result.memory.is_below(tensor):
-                self._results.remove(result)
-            else:
-                found.append(Beside(tensor, result.made))
+        for key in _given(args):
+            results = self._results.get(key, deque())
+            for result in list(results):
+                tensor = result.memory.tensor()
+                if tensor is None or not result.memory.is_below(tensor):
+                    results.remove(result)
+                else:
+                    small = tensor.numel() * tensor.itemsize <= LARGEST
+                    with modes.aside():
+                        old = tensor.detach().clone() if small else None
+                    found.append(Beside(_input(tensor, result.made, True), old))
         return found
 
     def returned(self, result: object, args: Iterable[object]) -> None:
@@ -191,40 +193,45 @@ class Writers:
         for tensor in tensor_state.tensors_in(result):
             key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
             if key is not None and key in keys and (made_by := _made(tensor)) is not None:
-                self._results.append(_Result(Witness(key, tensor), made_by))
-
-    def left(self, forward: Forward) -> None:
-        """Look no more at the writes to the inputs of a forward, which has returned or raised."""
-        if forward.inputs:
-            self._context.thread.given.remove(forward)
-            self._context.memory.give(forward.keys, -1)
-            if forward.looked:
-                self._context.ignore(self._looking, forward.looked)
+                of_key = self._results.pop(key, None) or deque(maxlen=KEPT)
+                of_key.append(_Result(Witness(key, tensor), made_by))
+                self._results[key] = of_key
+                if len(self._results) > KEPT:
+                    self._results.popitem(last=False)
 
     def _look(self, _written: Written, _tensor: torch.Tensor, key: int, _frame: FrameType) -> None:
         """Read the inputs of the forwards that this thread runs before they are written."""
-        for argument in (argument for forward in self._context.thread.given for argument in forward.inputs):
-            if argument.key == key and argument.digest is None:
-                argument.digest = fingerprint(argument.tensor)
+        for forward in self._context.thread.given:
+            for index, (tensor, made, of, version, digest) in enumerate(forward.inputs):
+                if of == key and digest is None:
+                    forward.inputs[index] = tensor, made, of, version, fingerprint(tensor)
 
-    def ended(self, inputs: Sequence[Input], dirty: tuple[object, ...], by: str, since: int | None = None) -> None:
+    def ended(
+        self,
+        by: str,
+        inputs: Sequence[Input],
+        beside: Sequence[Beside],
+        dirty: tuple[object, ...] = (),
+        since: int | None = None,
+    ) -> None:
         """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned; the writes
         to its inputs were remembered `since` it began."""
-        place: Place | None = None
-        for argument in inputs:
-            if not self._changed(argument) or any(tensor is argument.tensor for tensor in dirty):
+        changed: list[tuple[Input, Beside | None]] = [(one, None) for one in inputs if _has_changed(one)]
+        changed += [(one.input, one) for one in beside if not _has_moved(one.input) and _has_changed(one.input)]
+        place = caller() if changed else None
+        for (tensor, made, key, _, _), result in changed:
+            if any(declared is tensor for declared in dirty):
                 continue
-            writes = [] if since is None else self._writes(argument, since)
-            if len(inputs) == 1 and writes and all(one.written.op in SHIFTS for one in writes):
+            writes = [] if since is None else self._writes(key, since)
+            if len(inputs) + len(beside) == 1 and writes and all(one.written.op in SHIFTS for one in writes):
                 continue
-            beside, changed = isinstance(argument, Beside), None
-            if isinstance(argument, Beside) and argument.old is not None:
+            mask = None
+            if result is not None and result.old is not None:
                 with modes.aside():
-                    changed = argument.tensor.detach() != argument.old
-            place = place or caller()
-            last, version = writes[0] if writes else None, int(argument.tensor._version)
-            event = partial(_undeclared, by, place, last, version, later_of(argument.tensor), beside)
-            self._remember(_Overwritten(argument.made, engine_state.next_node(), event, changed))
+                    mask = tensor.detach() != result.old
+            last, described = writes[0] if writes else None, later_of(tensor)
+            event = partial(_undeclared, by, place, last, int(tensor._version), described, result is not None)
+            self._remember(_Overwritten(made, engine_state.next_node(), event, mask))
 
     def _remember(self, one: _Overwritten) -> None:
         self.overwritten.setdefault(one.made[0], []).append(one)
@@ -236,18 +243,10 @@ class Writers:
             else:
                 self.overwritten.pop(oldest, None)
 
-    def _writes(self, argument: Input, since: int) -> list[Record]:
-        """Return the writes to an input, newest first."""
+    def _writes(self, key: int | None, since: int) -> list[Record]:
+        """Return the writes to a storage, newest first."""
         newest = takewhile(lambda record: record.moment > since, reversed(self._context.memory.recent))
-        return [one for one in newest if one.key == argument.key and one.written.op not in ("data=", "swap_tensors")]
-
-    def _changed(self, argument: Input) -> bool:
-        """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
-        moved = argument.tensor._version != argument.version
-        if isinstance(argument, Beside) and moved:
-            return False
-        now = None if argument.digest is None else fingerprint(argument.tensor)
-        return change(argument.digest, now, moved=moved, waits=True) is not Change.NO
+        return [one for one in newest if one.key == key and one.written.op not in ("data=", "swap_tensors")]
 
     def backward_begins(self, call: Backward) -> End | None:
         """Return what reports, at the end of a call, the gradients that skip an undeclared write."""
@@ -288,6 +287,23 @@ def _undeclared(
             tensor=described(),
         )
     return Undeclared(by, write, site_of(place), beside)
+
+
+def _input(tensor: torch.Tensor, made: Made, contents: bool) -> Input:
+    digest = fingerprint(tensor) if contents and tensor.is_cpu else None
+    return tensor, made, storages.storage_key(tensor), tensor._version, digest
+
+
+def _has_moved(one: Input) -> bool:
+    tensor, _, _, version, _ = one
+    return tensor._version != version
+
+
+def _has_changed(one: Input) -> bool:
+    """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
+    tensor, _, _, _, digest = one
+    now = None if digest is None else fingerprint(tensor)
+    return change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO
 
 
 def _made(tensor: torch.Tensor) -> Made | None:
@@ -370,7 +386,7 @@ class Operators:
 
         def after(result: object) -> None:
             if context.thread.watched and torch.is_grad_enabled():
-                writers.ended(results, (), op)
+                writers.ended(op, (), results)
                 writers.returned(result, values)
             for (key, span), tensor in tensors.items():
                 for handle in live.at(key, span):

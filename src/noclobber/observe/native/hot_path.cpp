@@ -158,6 +158,47 @@ PyObject *show_storage_ref(PyObject *, PyObject *shown) {
   END_HANDLE_TH_ERRORS
 }
 
+// Returns what is known of the tensors in the graph among what a custom Function is given, as `given` of
+// core/seen/hot_path.py. None if it is for Python.
+PyObject *show_given(PyObject *, PyObject *arguments) {
+  HANDLE_TH_ERRORS
+  auto inputs = owned(PyList_New(0));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); i++) {
+    PyObject *argument = PyTuple_GET_ITEM(arguments, i);
+    if (!THPVariable_Check(argument)) {
+      continue;
+    }
+    const at::Tensor &tensor = THPVariable_Unpack(argument);
+    auto *impl = tensor.unsafeGetTensorImpl();
+    if (!is_usual(impl)) {
+      Py_RETURN_NONE;
+    }
+    if (!tensor.requires_grad()) {
+      continue;
+    }
+    std::decay_t<decltype(tensor.grad_fn())> node;
+    try {
+      node = tensor.grad_fn();
+    } catch (const c10::Error &) { // PyTorch refuses, and will raise this itself
+      continue;
+    }
+    if (node == nullptr) {
+      continue;
+    }
+    const auto digest = readable(tensor);
+    if (!digest) {
+      Py_RETURN_NONE;
+    }
+    auto input = owned(Py_BuildValue("(O(KsI)KIK)", argument, (unsigned long long)node->sequence_nr(),
+                                     node->name().c_str(), (unsigned)tensor.output_nr(),
+                                     (unsigned long long)storage_key(impl), version_of(impl),
+                                     (unsigned long long)*digest));
+    holds(PyList_Append(inputs, input));
+  }
+  return inputs.release();
+  END_HANDLE_TH_ERRORS
+}
+
 template <class Function> constexpr PyCFunction fast(Function function) { return (PyCFunction)(void (*)())function; }
 
 PyMethodDef each_step[] = {
@@ -166,6 +207,7 @@ PyMethodDef each_step[] = {
     {"save", fast(show_save), METH_FASTCALL, nullptr},
     {"storage_ref", show_storage_ref, METH_O, nullptr},
     {"fingerprint", show_fingerprint, METH_O, nullptr},
+    {"given", show_given, METH_O, nullptr},
     {"before_step", fast(before_step), METH_FASTCALL, nullptr},
     {"after_step", fast(after_step), METH_FASTCALL, nullptr},
     {"begin_backward", fast(begin_backward), METH_FASTCALL, nullptr},

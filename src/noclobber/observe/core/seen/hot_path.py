@@ -57,6 +57,10 @@ class HotPath:
         """Return what is known of a tensor that is being saved, with its fingerprint if asked for; None if only Python
         can tell."""
 
+        self.given: Callable[[tuple[object, ...]], list[Any] | None] = native.given
+        """Return what is known of the tensors in the graph among what a custom Function is given (`Input` in
+        undeclared_writes.py), with their fingerprints; None if only Python can tell."""
+
         # -- writes, and the graph
 
         self.views: Callable[[], list[tuple[int, str, Place | None]]] = native.take_views
