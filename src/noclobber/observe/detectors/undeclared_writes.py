@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import takewhile
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -245,8 +244,13 @@ class Writers:
 
     def _writes(self, key: int | None, since: int) -> list[Record]:
         """Return the writes to a storage, newest first."""
-        newest = takewhile(lambda record: record.moment > since, reversed(self._context.memory.recent))
-        return [one for one in newest if one.key == key and one.written.op not in ("data=", "swap_tensors")]
+        found = []
+        for one in reversed(self._context.memory.recent):
+            if one.moment <= since:
+                break
+            if one.key == key and one.written.op not in ("data=", "swap_tensors"):
+                found.append(one)
+        return found
 
     def backward_begins(self, call: Backward) -> End | None:
         """Return what reports, at the end of a call, the gradients that skip an undeclared write."""
