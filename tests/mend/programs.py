@@ -159,6 +159,25 @@ def _waves(w):
 
 
 SOUND = {
+    "messages by pairs, which a comprehension hands to what only reads them": """
+class Messages:
+    def __init__(self):
+        self.table = {(a, b): torch.ones(4, dtype=torch.float64) for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))}
+    def into(self, node, but=None):
+        return [m for (a, b), m in self.table.items() if b == node and a != but]
+
+def belief(local, incoming):
+    for message in incoming:
+        local = local * message
+    return local
+
+def run():
+    local, messages = (x @ w).softmax(1), Messages()
+    for _ in range(2):
+        for a, b in list(messages.table):
+            messages.table[a, b].lerp_(belief(local[a], messages.into(a, but=b)) @ w, 0.5)
+    sum(belief(local[n], messages.into(n)).sum() for n in range(3)).backward()
+""",
     "a level that is read by a name of its own before it rises again": """
 class State:
     def __init__(self, level):
@@ -3218,17 +3237,6 @@ def run():
     shown = cell.state
     y = sum(cell.step(x @ w) for _ in range(3))
     (y + shown).sum().backward()
-""",
-    "a graph that is built once before a loop that trains it": """
-net = nn.Linear(4, 4, dtype=torch.float64)
-opt = torch.optim.SGD(net.parameters(), 0.1)
-
-def run():
-    h = net(torch.tanh(net(x @ w)))
-    for _ in range(2):
-        opt.zero_grad()
-        h.sigmoid().sum().backward(retain_graph=True)
-        opt.step()
 """,
     "a forward that keeps a state, before the loop of its steps": """
 class Net(nn.Module):

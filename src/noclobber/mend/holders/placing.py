@@ -69,7 +69,9 @@ def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: boo
             if called(above) not in TAKING_OUT:
                 return called(above) in _KEEPING
             node, is_container = above, True
-        elif isinstance(above, ast.keyword):
+        elif isinstance(above, (ast.ListComp, ast.GeneratorExp)) and node is above.elt:
+            node, is_container = above, True
+        elif isinstance(above, ast.keyword) or getattr(file.above[above], "slice", None) is above:
             return False
         elif isinstance(above, ast.Return):
             return not is_container
@@ -78,7 +80,7 @@ def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: boo
         elif isinstance(above, (*FOR, ast.comprehension)) and node is above.iter and is_container:
             taken = [one for one in taken_out(above.target, node) if origin in ast.walk(one[1])]
             turns = file.above[above] if isinstance(above, ast.comprehension) else above
-            return not all(_are_keys(turns, *one) or _are_read(file, turns, one[0]) for one in taken)
+            return not all(_are_keys(turns, *one) or _are_read(file, turns, one[0], write) for one in taken)
         elif isinstance(above, ast.Attribute) and above.attr in _WITHOUT:
             return False
         elif isinstance(above, ast.Attribute) and above.attr in (*HANDING_ON, "values", "items"):
@@ -98,10 +100,10 @@ def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:
     return isinstance(file.scope(write), FUNCTION) and is_over(file, name.id, write)
 
 
-def _are_read(file: File, turns: ast.AST, taken: ast.expr) -> bool:
+def _are_read(file: File, turns: ast.AST, taken: ast.expr, write: ast.stmt) -> bool:
     """Return True if nothing in the turns of a loop keeps what it takes out of a container."""
     used = [one for one in walk(turns, ast.Name) if one.id in names_bound(taken) and isinstance(one.ctx, ast.Load)]
-    return all(keeps_nothing(file, one, returned=False) for one in used)
+    return not any(_hands_out(file, one, write, is_container=False) for one in used)
 
 
 def _are_keys(loop: ast.AST, name: ast.expr, container: ast.expr) -> bool:

@@ -165,7 +165,7 @@ def _each_inside(value: Any) -> Iterator[tuple[object, object]]:
     kind = type(value)
     if issubclass(kind, dict):
         rows = list(itertools.islice(dict.items(value), _MOST))
-        yield from _few_plain((Key(key if type(key) in _PLAIN else None), item) for key, item in rows)
+        yield from _few_plain((Key(key if _is_plain(key) else None), item) for key, item in rows)
     elif issubclass(kind, _LISTS):
         iterate = next(one for one in _LISTS if issubclass(kind, one)).__iter__
         items = list(itertools.islice(iterate(value), _MOST))
@@ -191,6 +191,11 @@ class Key(NamedTuple):
 
 _FOLLOWED = {"__main__", "types", "dataclasses", "argparse", "queue", "weakref"}
 _NOT_FOLLOWED = sys.stdlib_module_names - _FOLLOWED | {"torch", "builtins"}
+
+
+def _is_plain(key: object) -> bool:
+    """Return True for a plain value, and for a tuple of these: `table[a, b]`."""
+    return all(type(one) in _PLAIN for one in key) if type(key) is tuple else type(key) in _PLAIN
 
 
 def _few_plain(rows: Iterable[tuple[object, object]]) -> Iterator[tuple[object, object]]:
