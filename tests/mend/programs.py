@@ -178,6 +178,13 @@ def run():
             messages.table[a, b].lerp_(belief(local[a], messages.into(a, but=b)) @ w, 0.5)
     sum(belief(local[n], messages.into(n)).sum() for n in range(3)).backward()
 """,
+    "a function of torch under another name": """
+import torch as th
+def run():
+    h = th.sigmoid(x @ w)
+    th.relu_(h)
+    h.sum().backward()
+""",
     "a level that is read by a name of its own before it rises again": """
 class State:
     def __init__(self, level):

@@ -176,11 +176,35 @@ def parse(path: str, text: str) -> File | None:
         tree = parsed(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
+    _call_modules_as_usual(tree)
     above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     starts = [0]
     for line in text.split("\n")[:-1]:
         starts.append(starts[-1] + len(line) + 1)
     return File(path, text, tree, above, tuple(starts))
+
+
+_USUAL = {"torch": "torch", "torch.nn": "nn", "torch.nn.functional": "F", "torch.nn.init": "init", "numpy": "np"}
+"""The names under which most programs know these modules."""
+
+
+def _call_modules_as_usual(tree: ast.Module) -> None:
+    """Let the nodes say `torch` where a file has `import torch as th`; the text stays what it is.
+
+    Where the file has another variable of either name, nothing is done.
+    """
+    others: dict[str, str] = {}
+    for row in tree.body:
+        whole = f"{row.module}." if isinstance(row, ast.ImportFrom) else ""
+        for alias in row.names if isinstance(row, (ast.Import, ast.ImportFrom)) else ():
+            usual = _USUAL.get(whole + alias.name)
+            if alias.asname and usual and usual != alias.asname:
+                others[alias.asname] = usual
+    names = list(walk(tree, ast.Name)) if others else []
+    bound = {one.id for one in names if not isinstance(one.ctx, ast.Load)} | {one.arg for one in walk(tree, ast.arg)}
+    for one in names:
+        if one.id in others and bound.isdisjoint((one.id, others[one.id])):
+            one.id = others[one.id]
 
 
 def file_at(path: str) -> File | None:
