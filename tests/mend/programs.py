@@ -122,6 +122,12 @@ def _moved(x, w):
     return [0.9 * one - 0.1 * g for g, one in zip(_slopes(x, w), (x, w), strict=True)]
 
 
+def _of_rows(h):
+    """The gradient of the sum of squares of 3 (h - mean(h) / 2), with the mean of each row."""
+    moved = 18 * (h - 0.5 * h.mean(1, keepdim=True))
+    return moved - 0.5 * moved.mean(1, keepdim=True)
+
+
 def _of_gates(h):
     """The gradient of sum(sigmoid(i) sigmoid(f)) by both parts."""
     i, f = torch.sigmoid(h).chunk(2, dim=1)
@@ -1609,6 +1615,41 @@ def _adapted(x, w):
 
 
 REFUSED = {
+    "rows that a loop writes in several lines": (
+        """
+def run():
+    maps = x @ w
+    for row in maps:
+        row -= 0.5 * row.mean()
+        row *= 3
+    maps.square().sum().backward()
+""",
+        lambda x, w: _of_product(x, w, _of_rows(x @ w)),
+    ),
+    "rows that a loop writes in one line": (
+        """
+def scaled(maps):
+    for row in maps:
+        row.mul_(3)
+    return maps
+
+def run():
+    scaled(x @ w).square().sum().backward()
+""",
+        lambda x, w: _of_product(x, w, 18 * (x @ w)),
+    ),
+    "two halves of a new tensor, taken before both are written": (
+        """
+def run():
+    size = 2
+    code = torch.zeros(3, 4, dtype=torch.float64)
+    head, tail = code[:, :size], code[:, size:]
+    head.copy_((x @ w)[:, :2].sin())
+    tail += (x @ w)[:, 2:].exp()
+    code.sum().backward()
+""",
+        lambda x, w: _of_product(x, w, torch.cat([(x @ w)[:, :2].cos(), (x @ w)[:, 2:].exp()], dim=1)),
+    ),
     "gates that a loop writes, parts of what is read no more": (
         """
 def run():
@@ -3283,6 +3324,65 @@ def run():
         h.square().sum().backward(retain_graph=True)
         opt.step()
     print(h.sum())
+""",
+    "rows that a loop writes, one of which is kept before": """
+def run():
+    maps, kept = x @ w, []
+    for row in maps:
+        kept.append(row)
+        row *= 3
+    (maps.square().sum() + sum(kept).sum()).backward()
+""",
+    "rows that a loop writes, up to one that it skips": """
+def run():
+    maps = x @ w
+    for row in maps:
+        if row.sum() < -99:
+            break
+        row *= 3
+    maps.square().sum().backward()
+""",
+    "rows that a loop writes beside shorter numbers": """
+def run():
+    maps = x @ w
+    for row, scale in zip(maps, (2.0, 3.0)):
+        row *= scale
+    maps.square().sum().backward()
+""",
+    "rows that a loop writes, of what another name shows": """
+def run():
+    maps = x @ w
+    shown = maps.view(-1)
+    for row in maps:
+        row *= 3
+    (maps.square().sum() + shown.sum()).backward()
+""",
+    "two halves of a new tensor, one of which is read": """
+def run():
+    code = torch.zeros(3, 4, dtype=torch.float64)
+    head, tail = code[:, :2], code[:, 2:]
+    head.copy_((x @ w)[:, :2].sin())
+    tail.copy_((x @ w)[:, 2:].exp())
+    (code.sum() + head.sum()).backward()
+""",
+    "two halves of a new tensor, by a number that has changed": """
+def run():
+    size = 2
+    code = torch.zeros(3, 4, dtype=torch.float64)
+    head, tail = code[:, :size], code[:, size:]
+    head.copy_((x @ w)[:, :2].sin())
+    size += 1
+    tail.copy_((x @ w)[:, 2:].exp())
+    (code.sum() * size).backward()
+""",
+    "two halves of a new tensor that is read between the writes": """
+def run():
+    code = torch.zeros(3, 4, dtype=torch.float64)
+    head, tail = code[:, :2], code[:, 2:]
+    head.copy_((x @ w)[:, :2].sin())
+    y = code.exp().sum() + (code * code).sum()
+    tail.copy_((x @ w)[:, 2:].exp())
+    (code.sum() + y).backward()
 """,
     "a state that only some turns set, and whose old value others read": """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)

@@ -15,17 +15,20 @@ from dataclasses import replace as replaced
 from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another
+from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another, writes_through
 from noclobber.mend.holders.placing import may_be_kept
 from noclobber.mend.holders.seen import holders_at, is_of, is_spent, node_at
 from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.operators import SPLITS, VIEWS
-from noclobber.syntax.edits import before, cloned_before, remove, replace, rewritten
+from noclobber.syntax.edits import before, cloned_before, insert, remove, replace, rewritten
 from noclobber.syntax.names import (
+    call_of,
     called,
+    called_by,
     dotted,
+    has_torch,
     indexes,
     is_own,
     is_read_after,
@@ -33,6 +36,7 @@ from noclobber.syntax.names import (
     keyword,
     names_bound,
     names_used,
+    only_binding,
     owner,
     parameters,
     targets,
@@ -40,7 +44,7 @@ from noclobber.syntax.names import (
     value_given,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, last_line, parse, starts, walk
-from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, writes
+from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, write_in, writes
 
 For = ast.For | ast.AsyncFor
 Pair = tuple[ast.expr, ast.expr]
@@ -49,17 +53,23 @@ Pair = tuple[ast.expr, ast.expr]
 
 def views(scene: Scene) -> Iterator[Change]:
     """The writes to views of a finding, in another way."""
+    yield from sorted(_written_otherwise(scene), key=lambda one: not one.is_sound)
+
+
+def _written_otherwise(scene: Scene) -> Iterator[Change]:
     for write in scene.writes():
         if scene.is_refused:
             yield from _by_index(write)
             yield from _one_by_one(write)
         if scene.is_refused or scene.may_write_anew:
-            yield from _inlined(write, 1 if scene.is_refused and scene.code != "NC307" else LAST_RESORT + 1)
+            is_second = scene.is_refused and scene.code != "NC307"
+            yield from _inlined(write, 1 if is_second else LAST_RESORT + 1, is_refused=is_second)
         if scene.may_write_anew or scene.is_unseen:
-            is_sound = scene.is_clobber and _is_of_own_list(scene, write)
             cost, stacked = 1 if scene.is_unseen else 2, scene.code == "NC303"
+            is_sound = _is_whole_alone(scene, write) if stacked else scene.is_clobber and _is_of_own_list(scene, write)
             yield from _of_names(scene, write, cost)
             yield from _into_new(write, cost, stacked=stacked, is_sound=is_sound)
+            yield from _into_rows(write, cost, is_sound=is_sound) if stacked else ()
 
 
 def _by_index(write: WriteSyntax) -> Iterator[Change]:
@@ -172,6 +182,50 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
             yield Change(title, (replace(file, loop, text),), cost, Cure.OUT_OF_PLACE, is_sound)
 
 
+def _into_rows(write: WriteSyntax, cost: int, *, is_sound: bool) -> Iterator[Change]:
+    """A loop whose statements write the rows that it goes through, so that each is bound anew, and all are stacked."""
+    file, loop, row = write.file, _loop(write), dotted(write.base)
+    pair = _iterated(loop, row) if loop is not None else None
+    if loop is None or pair is None or not dotted(pair[1]) or len(loop.body) < 2 or loop.orelse:
+        return
+    if file.indent(loop) is None or file.indent(loop.body[0]) is None:
+        return
+    if next(walk(loop, ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom), None) is not None:
+        return
+    name, used = dotted(pair[1]), names_used(file.scope(loop))
+    writing = [one for one in writes_through(file, file.scope(loop), row) if loop in file.around(one)]
+    made = [out_of_place(write_in(file, one)) for one in writing]
+    rows = next(one for one in ("rows", f"new_{row}", f"{row}_rows") if one not in used)
+    if any(len(one) != 1 or not one[0].replacement.startswith(f"{row} = ") for one in made):
+        return
+    stack = f"\n{file.indent(loop)}{name} = torch.stack({rows})"
+    end = insert(file, *file.end_of_line(last_line(loop)), f"\n{file.indent(loop.body[0])}{rows}.append({row}){stack}")
+    edits = [*(edit for one in made for edit in one), before(file, loop, f"{rows} = []"), end]
+    yield from change(f"make a new `{name}` of new rows", edits, cost, Cure.OUT_OF_PLACE, is_sound)
+
+
+def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if a loop goes through a tensor by a name that alone holds it, but for the variable of the loop."""
+    file, loop, row, scope = write.file, _loop(write), write.statement, write.file.scope(write.statement)
+    whole = loop.iter if loop is not None else None
+    if loop is None or not isinstance(whole, ast.Name) or dotted(loop.target) != write.name or not has_torch(file):
+        return False
+    own, holders = [whole.id, write.name], holders_at(scene.finding, file, row)
+    if holders is None or not all((is_of(one, file, row) and one.name in own) or is_spent(one) for one in holders):
+        return False
+    again = [use for use in uses(scope, whole.id) if loop in file.around(use) and use is not whole]
+    if again or not scene.keeps_type(file) or any(isinstance(one, WITH) for one in file.around(row)):
+        return False
+    inside = [use for use in uses(scope, write.name) if loop in file.around(use) and use is not loop.target]
+    if not all(keeps_nothing(file, one, returned=False) for one in inside if not is_stored(file, one)):
+        return False
+    return not any(is_stored(file, one) for one in inside) and (
+        all(is_own(scope, one) for one in own)
+        and not is_read_after(file, write.name, scope, last_line(loop))
+        and may_get_another(file, whole.id, row, own, node_at(file, row, holders))
+    )
+
+
 def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
     """`for one in (a, b): one.relu_()` as `a, b = a.relu(), b.relu()`. Sound where these names, and the variable of the
     loop, alone hold what is written."""
@@ -235,26 +289,59 @@ def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
             yield Change("take the views one at a time", (replace(write.file, one.value, text),), 1)
 
 
-def _inlined(write: WriteSyntax, cost: int) -> Iterator[Change]:
-    """`tail.copy_(e)` as `x[2:].copy_(e)`, for every view that the statement of `tail` took, where it is written."""
+def _inlined(write: WriteSyntax, cost: int, *, is_refused: bool) -> Iterator[Change]:
+    """`tail.copy_(e)` as `x[2:].copy_(e)`, for every view that the statement of `tail` took, where it is written.
+
+    Sound where PyTorch has refused the write, the views have no other use, and what they are parts of is new.
+    """
     file, name, scope = write.file, dotted(write.target), write.file.scope(write.statement)
     for one in walk(scope, ast.Assign):
         made = _views(one)
         if name not in made or one.lineno >= write.statement.lineno:
             continue
-        edits, left = [], False
-        for use in walk(scope, ast.Name):
-            if use.id not in made or use.lineno <= one.lineno:
-                continue
-            above = file.above[use]
-            call = file.above[above] if isinstance(above, ast.Attribute) else None
-            if isinstance(call, ast.Call) and writes(call):
-                edits.append(replace(file, use, file.source(made[use.id])))
-            else:
-                left = True
-        gone = None if left else remove(file, one)
-        if edits:
-            yield Change("take each view where it is written", (*edits, *([gone] if gone else [])), cost)
+        later = [use for use in walk(scope, ast.Name) if use.id in made and use.lineno > one.lineno]
+        written = [use for use in later if _is_written_alone(file, use)]
+        gone = remove(file, one) if written == later else None
+        edits = [*(replace(file, use, file.source(made[use.id])) for use in written), *([gone] if gone else [])]
+        if written:
+            is_sound = is_refused and gone is not None and _are_parts_of_new(file, one, made, written)
+            title = "take each view where it is written"
+            yield Change(title, tuple(edits), cost, is_sound=is_sound)
+
+
+def _is_written_alone(file: File, use: ast.Name) -> bool:
+    """`tail.copy_(e)`, `tail += e`: whether a statement writes to a name and does nothing else with it."""
+    above = file.above[use]
+    if isinstance(above, ast.AugAssign):
+        return above.target is use
+    call = called_by(file, above)
+    return call is not None and writes(call) and call_of(file.above[call]) is call
+
+
+def _are_parts_of_new(file: File, one: ast.Assign, made: dict[str, ast.expr], written: list[ast.Name]) -> bool:
+    """Return True if views are taken by indexes of a tensor that the function has made, nothing else reads that before
+    the last write to a view, and an index means the same there."""
+    scope, last = file.scope(one), max(written, key=starts)
+    wholes = {dotted(view.value) if isinstance(view, ast.Subscript) else "" for view in made.values()}
+    name = wholes.pop()
+    row = only_binding(file, scope, name) if not wholes and name.isidentifier() else None
+    if row is None or not is_new(file, row.value) or not all(is_own(scope, each) for each in (name, *made)):
+        return False
+    if any(len(uses(scope, each, ast.Store, ast.Del)) != 1 for each in made if each not in _added(file, written)):
+        return False
+    read = [use for use in uses(scope, name, ast.Load) if starts(row) < starts(use) < starts(last)]
+    if any(use not in ast.walk(one) for use in read) or row not in file.block(one):
+        return False
+    indexes = [each for view in made.values() if isinstance(view, ast.Subscript) for each in ast.walk(view.slice)]
+    names = {each.id for each in indexes if isinstance(each, ast.Name)} - {"self"}
+    set_below = [use for each in names for use in uses(scope, each, ast.Store) if starts(use) > starts(one)]
+    stored = any(isinstance(use.ctx, ast.Store) for use in walk(scope, ast.Attribute))
+    is_plain = not any(isinstance(each, (ast.Call, ast.Subscript, ast.NamedExpr)) for each in indexes)
+    return is_plain and not set_below and not (stored and any(isinstance(each, ast.Attribute) for each in indexes))
+
+
+def _added(file: File, written: list[ast.Name]) -> set[str]:
+    return {one.id for one in written if isinstance(file.above[one], ast.AugAssign)}
 
 
 def _loop(write: WriteSyntax) -> For | None:
