@@ -122,6 +122,21 @@ def _moved(x, w):
     return [0.9 * one - 0.1 * g for g, one in zip(_slopes(x, w), (x, w), strict=True)]
 
 
+def _by_two_turns(x):
+    """The gradient of the second step by two turns of a cell, whose state goes on without its graph."""
+    torch.manual_seed(0)
+    torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    cell = torch.nn.RNNCell(4, 4, dtype=torch.float64)
+    opt, h = torch.optim.SGD(cell.parameters(), 0.1), x
+    for _ in range(2):
+        opt.zero_grad()
+        first = cell(x, h.detach())
+        h = cell(x, first)
+        (first.square().sum() + h.square().sum()).backward()
+        opt.step()
+    return cell.weight_hh.grad
+
+
 def _of_rows(h):
     """The gradient of the sum of squares of 3 (h - mean(h) / 2), with the mean of each row."""
     moved = 18 * (h - 0.5 * h.mean(1, keepdim=True))
@@ -1615,6 +1630,47 @@ def _adapted(x, w):
 
 
 REFUSED = {
+    "a state carried over the steps of a loop that steps now and then": (
+        """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h, total = x.detach(), 0
+    for turn in range(4):
+        h = cell(x.detach(), h)
+        total = total + h.square().sum()
+        if turn % 2:
+            opt.zero_grad()
+            total.backward()
+            opt.step()
+            total = 0
+    w.grad = cell.weight_hh.grad
+""",
+        lambda x, w: [None, _by_two_turns(x.detach())],
+    ),
+    "a state of an object whose method updates after each episode": (
+        """
+class Agent:
+    def __init__(self):
+        self.cell = nn.RNNCell(4, 4, dtype=torch.float64)
+        self.opt = torch.optim.SGD(self.cell.parameters(), 0.1)
+        self.h = x.detach()
+    def act(self, seen):
+        self.h = self.cell(seen, self.h)
+        return self.h.square().sum()
+    def update(self, losses):
+        self.opt.zero_grad()
+        sum(losses).backward()
+        self.opt.step()
+        return len(losses)
+def run():
+    agent = Agent()
+    for _ in range(2):
+        agent.update([agent.act(x.detach()) for _ in range(2)])
+    w.grad = agent.cell.weight_hh.grad
+""",
+        lambda x, w: [None, _by_two_turns(x.detach())],
+    ),
     "rows that a loop writes in several lines": (
         """
 def run():
@@ -3324,6 +3380,44 @@ def run():
         h.square().sum().backward(retain_graph=True)
         opt.step()
     print(h.sum())
+""",
+    "a state of an object whose method updates only some episodes": """
+class Agent:
+    def __init__(self):
+        self.cell = nn.RNNCell(4, 4, dtype=torch.float64)
+        self.opt = torch.optim.SGD(self.cell.parameters(), 0.1)
+        self.h = x.detach()
+    def act(self, seen):
+        self.h = self.cell(seen, self.h)
+        return self.h.square().sum()
+    def update(self, losses, steps):
+        sum(losses).backward()
+        if steps:
+            self.opt.step()
+            self.opt.zero_grad()
+def run():
+    agent = Agent()
+    for turn in range(2):
+        agent.update([agent.act(x.detach()) for _ in range(2)], turn % 2)
+""",
+    "a state that the method which updates gives back": """
+class Agent:
+    def __init__(self):
+        self.cell = nn.RNNCell(4, 4, dtype=torch.float64)
+        self.opt = torch.optim.SGD(self.cell.parameters(), 0.1)
+        self.h = x.detach()
+    def act(self, seen):
+        self.h = self.cell(seen, self.h)
+        return self.h.square().sum()
+    def update(self, losses):
+        self.opt.zero_grad()
+        sum(losses).backward()
+        self.opt.step()
+        return self.h
+def run():
+    agent = Agent()
+    for turn in range(2):
+        agent.update([agent.act(x.detach()) for _ in range(2)])
 """,
     "rows that a loop writes, one of which is kept before": """
 def run():

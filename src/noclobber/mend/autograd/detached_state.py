@@ -37,7 +37,7 @@ from noclobber.syntax.names import (
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, WITH, File, Place, Scope, last_line, walk
+from noclobber.syntax.tree import FOR, FUNCTION, LOOP, WITH, File, Place, Scope, last_line, walk
 from noclobber.syntax.writes import is_number
 
 MOST_DETACHED = 3
@@ -63,25 +63,36 @@ def _carried(scene: Scene) -> Iterator[Change]:
     `retain_graph=True` is taken away first, if no other backward of the loop may need it; then it stays.
     """
     read, event = scene.place("read"), scene.finding.event
-    loops = read.file.loops(read.row) if read is not None else []
-    if read is None or not loops or not isinstance(event, (Clobber, Refusal)):
+    if read is None or not isinstance(event, (Clobber, Refusal)):
         return
-    file, loop = read.file, loops[0]
+    file, rows = read.file, read.file.block(read.row)
+    around = next(iter(file.loops(read.row)), None) or file.scope(read.row)
+    is_loop = isinstance(around, LOOP)
+    if not isinstance(around, (*LOOP, *FUNCTION)) or not (is_loop or around is file.above[read.row]):
+        return
     site = event.read.site if isinstance(event, Clobber) else event.site
     lines = [_detaching(file, read, site, one) for one in event.carried]
     texts = list(dict.fromkeys(filter(None, lines)))
     renewed = [is_renewed(site, one) for one in event.carried]
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
-    is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(loop)
-    is_known &= all(_sets_always(loop.body, one.variable or one.name) is not False for one in event.carried)
+    is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
+    sets = [_sets_always(around.body, one.variable or one.name) if is_loop else one.is_renewed for one in event.carried]
+    is_known &= False not in sets
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
-    for later, end in enumerate(dict.fromkeys((file.block(read.row)[-1], loop.body[-1]))):
-        edit = after(file, end, *texts) if file.indent(end) is not None else None
+    for later, end in enumerate(dict.fromkeys((rows[-1], around.body[-1]))):
+        put = before if isinstance(end, (ast.Return, ast.Break)) else after
+        edit = put(file, end, *texts) if file.indent(end) is not None else None
         for more in [retained, *[[]] * bool(retained)]:
-            is_sound = is_known and read.row in loop.body and more is retained
+            is_sound = is_known and not later and more is retained and not _is_left_with(end, texts)
             yield from change(title, [*more, edit], 1 + later + (more is not retained), is_sound=is_sound)
+
+
+def _is_left_with(end: ast.stmt, texts: list[str]) -> bool:
+    """Return True if a function returns one of the states that are detached before that."""
+    names = {re.split(r"\W", text.partition(" = ")[0])[-1] for text in texts}
+    return isinstance(end, ast.Return) and not names.isdisjoint(names_used(end))
 
 
 def _summed_anew(scene: Scene) -> Iterator[Change]:

@@ -219,10 +219,11 @@ def _value(file: File, callee: ast.expr, where: ast.AST) -> ast.expr | None:
 
 
 def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> list[ast.AST]:
-    """Where an attribute of `self` is bound in its class, or a name in the innermost scope that binds it; where an item
-    of it is set, too."""
+    """Where an attribute of `self`, or of an object of a class of the file, is bound in that class, or a name in the
+    innermost scope that binds it; where an item of it is set, too."""
     if isinstance(callee, ast.Attribute):
-        around = file.class_of(where) if last_name(callee.value) == "self" else None
+        of = callee.value
+        around = file.class_of(where) if last_name(of) == "self" else _class(file, called(bound_to(file, of, where)))
         if around is None or _is_set_from_outside(file, callee.attr):
             return []
         return [one for one in walk(around, ast.AST) if _binds(one, f"self.{callee.attr}")]

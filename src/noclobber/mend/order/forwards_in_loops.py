@@ -38,7 +38,18 @@ from noclobber.syntax.names import (
     owner,
     targets,
 )
-from noclobber.syntax.tree import FOR, File, Loop, Place, functions, has_text_of_lines, last_line, lines_in, walk
+from noclobber.syntax.tree import (
+    FOR,
+    File,
+    Function,
+    Loop,
+    Place,
+    functions,
+    has_text_of_lines,
+    last_line,
+    lines_in,
+    walk,
+)
 from noclobber.syntax.writes import base_of, is_of_loss, writes, written_by
 
 _OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
@@ -75,7 +86,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     cost = 0 if calls(loop, "step") or is_same else 2
     title = "run the forward inside the loop" if moves else "run the forward again in the loop"
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
-    is_sound = steps_alike(loop) and read.row in loop.body and _begins_anew(scene, file, loop, rows)
+    is_sound = steps_alike(loop, loop.body) and read.row in loop.body and _begins_anew(scene, file, loop, rows)
     for more in [retained, *[[]] * bool(retained)] if edits else []:
         sound = is_sound and more is retained
         yield from change(title, [*edits, *more], cost + (not moves), is_sound=sound, way="anew")
@@ -162,12 +173,18 @@ def _can_run(file: File, loop: Loop, rows: Sequence[ast.Assign], read: ast.stmt)
     return not any(_computes_anew(file, one, models, others) for row in (*makes, read) for one in walk(row, ast.Call))
 
 
-def steps_alike(loop: Loop) -> bool:
-    """Return True if each turn of a loop steps, has one backward and comes to the end of the body before another."""
-    steps = [one for one in calls(loop, "step") if not one.args and not one.keywords]  # and not `env.step(action)`
-    each = all(any(call_of(row) is one for row in loop.body) for one in steps)
-    once = len(calls(loop, "backward", "grad")) == 1 and steps != [] and each
-    return once and next(walk(loop, ast.Continue, ast.Try), None) is None
+def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
+    """Return True if a loop or a function steps and calls `backward` only in a block of it, once each time that the
+    block runs, and comes to its end whenever that begins."""
+    steps = [one for one in calls(around, "step") if not one.args and not one.keywords]  # and not `env.step(action)`
+    each = all(any(call_of(row) is one for row in rows) for one in steps)
+    once = len(calls(around, "backward", "grad")) == 1 and steps != [] and each
+    left = [one for one in walk(around, ast.Continue, ast.Try, ast.Return, ast.Break) if one is not rows[-1]]
+    return once and all(isinstance(one, (ast.Break, ast.Return)) and not _is_among(one, rows) for one in left)
+
+
+def _is_among(node: ast.stmt, rows: Sequence[ast.stmt]) -> bool:
+    return any(node in ast.walk(one) for one in rows)
 
 
 def _begins_anew(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:

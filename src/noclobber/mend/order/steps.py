@@ -311,7 +311,7 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     if _tells_gradients_apart(file, own, rows[:first]):
         return False
     two = len(optimizers) == 2 and _are_apart(*(_stepped_by(file, one) for one in optimizers))
-    two &= not any(_may_share(file, one, step) for one in optimizers)
+    two &= not any(_may_share(file, one) for one in optimizers)
     return two and _is_step_of_torch(scene)
 
 
@@ -422,17 +422,17 @@ def _is_own(file: File, part: ast.Attribute) -> bool:
     return stored != [] and all(getattr(file.class_of(one), "name", None) == called(made) for one in stored)
 
 
-def _may_share(file: File, optimizer: ast.Call, where: ast.AST) -> bool:
+def _may_share(file: File, optimizer: ast.Call) -> bool:
     """Return True if a module whose parameters an optimizer steps may have a part in common with another one: what
     makes it is not known, or has what another call has made, by an argument or in the text; or the file puts parts into
     objects."""
     owners = _owners(_given(file, optimizer))
-    made = [call for one in owners if (call := bound_to(file, one, where)) is not None]
+    made = [call for one in owners if (call := bound_to(file, one, optimizer)) is not None]
     given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, *_NAMED)]
     names, classes = set(map(called, made)), list(walk(file.tree, ast.ClassDef))
     built = [*classes, *(one for one in functions(file.tree) if one.name in names)]
     given += [each for one in built for each in walk(one, ast.Name) if not uses(file.scope(each), each.id, ast.Store)]
-    parts = [bound_to(file, one, where) for one in given if not is_stored(file, one)]
+    parts = [bound_to(file, one, optimizer) for one in given if not is_stored(file, one)]
     if not _is_of_modules(_given(file, optimizer)) or any(_holds_modules(file, one) for one in given):
         return True
     of_classes = (row for one in classes for row in one.body if isinstance(row, ast.Assign))
