@@ -206,6 +206,28 @@ def run():
     th.relu_(h)
     h.sum().backward()
 """,
+    "fast weights of a dict, stepped in the loop over its items": """
+net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)).double()
+def run():
+    fast = {name: p.clone() for name, p in net.named_parameters()}
+    for _ in range(2):
+        y = torch.func.functional_call(net, fast, (x @ w,))
+        slopes = torch.autograd.grad(y.square().mean(), fast.values(), create_graph=True)
+        for (name, p), slope in zip(fast.items(), slopes):
+            p -= 0.1 * slope
+    torch.func.functional_call(net, fast, (x,)).square().sum().backward()
+""",
+    "what a cell is given, the last row of the outputs that are filled": """
+cell, out = nn.GRUCell(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+def run():
+    outputs = torch.zeros(3, 3, 4, dtype=torch.float64)
+    h, step = x @ w, torch.zeros(3, 4, dtype=torch.float64)
+    for t in range(3):
+        h = cell(step, h)
+        outputs[t] = torch.sigmoid(out(h))
+        step = outputs[t]
+    outputs.square().sum().backward()
+""",
     "a level that is read by a name of its own before it rises again": """
 class State:
     def __init__(self, level):
@@ -3418,6 +3440,19 @@ def run():
     agent = Agent()
     for turn in range(2):
         agent.update([agent.act(x.detach()) for _ in range(2)])
+""",
+    "fast weights of a dict that is handed on": """
+net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)).double()
+kept = []
+def run():
+    kept.clear()
+    fast = {name: p.clone() for name, p in net.named_parameters()}
+    kept.append(fast)
+    y = torch.func.functional_call(net, fast, (x @ w,))
+    slopes = torch.autograd.grad(y.square().mean(), fast.values(), create_graph=True)
+    for (name, p), slope in zip(fast.items(), slopes):
+        p -= 0.1 * slope
+    torch.func.functional_call(net, kept[0], (x,)).square().sum().backward()
 """,
     "rows that a loop writes, one of which is kept before": """
 def run():

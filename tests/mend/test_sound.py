@@ -149,6 +149,29 @@ def test_where_no_change_is_sound_there_are_words(tmp_path, body):
     assert not any(help.edits for one in findings for help in one.suggestions)
 
 
+@pytest.mark.parametrize(("below", "is_known"), [("", True), ("print(z.sum())", False)])
+def test_a_variable_of_the_file_holds_what_is_written_only_if_it_is_read_again(tmp_path, below, is_known):
+    body = f"""
+def coupled(h):
+    a, b = h.chunk(2, dim=1)
+    b *= a.exp()
+    return torch.cat([a, b], dim=1)
+z = x @ w
+coupled(z).sum().backward()
+{below}
+"""
+    program, seen = Program(tmp_path, body), noclobber.watch()
+    with pytest.raises(RuntimeError), seen:
+        program.names(program.text)
+    (finding,) = seen.findings
+    assert bool(finding.suggestions[0].edits) is is_known
+    if is_known:
+        changed = program.names(applied(program.text, finding.suggestions[0].edits))
+        a, b = (changed["x"] @ changed["w"]).detach().chunk(2, dim=1)
+        slopes = torch.cat([1 + b * a.exp(), a.exp()], dim=1)
+        assert torch.allclose(changed["w"].grad, changed["x"].detach().T @ slopes)
+
+
 def test_where_one_finding_has_no_change_the_others_show_none(tmp_path):
     first = SOUND["added onto"].replace("def run", "def first")
     last = WORDS["a captured result"].replace("def run", "def last")

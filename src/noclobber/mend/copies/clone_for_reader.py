@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import asking, given_for, is_new, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import aliases, asking, given_for, is_new, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.making import (
     FUNCTIONS,
     MODULES,
@@ -61,6 +61,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     uses,
+    value_given,
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, Scope, lines_in, walk
@@ -429,7 +430,7 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
     names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     parts = _parts(save.args) + [one.value for one in save.keywords]
-    found = [one for one in parts if dotted(base_of(one)) in names]
+    found = [one for one in parts if dotted(base_of(one)) in names] or _bound_to(file, parts, names)
     made_of = [definition(file, base_of(one), save) for one in parts if one not in found]
     if any(dotted(base_of(one)) in names for one in made_of if one is not None):
         return []
@@ -439,6 +440,21 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     some = _parts(save.args[tensors])
     is_whole = len(some) >= (tensors.stop or 2) and not any(isinstance(one, ast.Starred) for one in some)
     return [one for one in some if not is_new(file, one)] if is_whole else []
+
+
+def _bound_to(file: File, parts: list[ast.expr], names: set[str]) -> list[ast.expr]:
+    """Return which of some arguments are names that the function also binds to views of one of these tensors, as
+    `step = rows[t]`; none where another argument may be one, by its bindings."""
+    found = []
+    for one in parts:
+        row = file.statement(one)
+        bound = uses(file.scope(row), one.id, ast.Store) if isinstance(one, ast.Name) and row is not None else []
+        values = [value_given(file, each) for each in bound]
+        given = [aliases(file, value) if value is not None else None for value in values]
+        if not given or None in given:
+            return []
+        found += [one] * any(each & names for each in given if each is not None)
+    return found
 
 
 def _is_only_called(file: File, module: ast.expr) -> bool:

@@ -7,7 +7,7 @@ The source says which of them are read after the write.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.events import Holder, Refusal, without_indexes
@@ -43,14 +43,25 @@ def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
     for holder in holders:
         if is_of(holder, file, write) and without_indexes(holder.name) == wanted:
             found = True
-        elif not is_spent(holder):
+        elif not is_spent(holder, holders):
             return False
     return found
 
 
-def is_spent(holder: Holder) -> bool:
-    """Return True for a variable of the program that is not read again after the write at which it was seen."""
+def hold_alone(names: Container[str], file: File, write: ast.stmt, holders: Holders) -> bool:
+    """Return True if only some variables of the function that writes held the bytes, and what is read no more."""
+    return all((is_of(one, file, write) and one.name in names) or is_spent(one, holders) for one in holders)
+
+
+def is_spent(holder: Holder, holders: Holders) -> bool:
+    """Return True for a variable of the program that is not read again after the write at which it was seen.
+
+    A variable of the file has no place, but for a second holder where the file itself is running.
+    """
     place = place_of(holder.site)
+    if holder.site is None:
+        places = (place_of(one.site) for one in holders if one.name == holder.name)
+        return any(one is not None and isinstance(one.file.scope(one.node), ast.Module) for one in places)
     row = place.statement if place is not None else None
     if place is None or row is None or owner_of(place.file.path) is not Owner.USER:
         return False

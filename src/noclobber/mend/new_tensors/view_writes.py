@@ -17,11 +17,11 @@ from itertools import chain, count
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another, writes_through
 from noclobber.mend.holders.placing import may_be_kept
-from noclobber.mend.holders.seen import holders_at, is_of, is_spent, node_at
+from noclobber.mend.holders.seen import hold_alone, holders_at, is_of, node_at
 from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
-from noclobber.model.seen.operators import SPLITS, VIEWS
+from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW, VIEWS
 from noclobber.syntax.edits import before, cloned_before, insert, remove, replace, rewritten
 from noclobber.syntax.names import (
     call_of,
@@ -43,7 +43,7 @@ from noclobber.syntax.names import (
     uses,
     value_given,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, last_line, parse, starts, walk
+from noclobber.syntax.tree import FOR, FUNCTION, WITH, File, Place, Scope, functions, last_line, parse, starts, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_at, write_in, writes
 
 For = ast.For | ast.AsyncFor
@@ -62,8 +62,8 @@ def _written_otherwise(scene: Scene) -> Iterator[Change]:
             yield from _by_index(write)
             yield from _one_by_one(write)
         if scene.is_refused or scene.may_write_anew:
-            is_second = scene.is_refused and scene.code != "NC307"
-            yield from _inlined(write, 1 if is_second else LAST_RESORT + 1, is_refused=is_second)
+            cost = 1 if scene.is_refused and scene.code != "NC307" else LAST_RESORT + 1
+            yield from _inlined(write, cost, is_refused=scene.code in ("NC301", "NC303"))
         if scene.may_write_anew or scene.is_unseen:
             cost, stacked = 1 if scene.is_unseen else 2, scene.code == "NC303"
             is_sound = _is_whole_alone(scene, write) if stacked else scene.is_clobber and _is_of_own_list(scene, write)
@@ -94,13 +94,14 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
 
 
 def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
-    """Return True if a loop writes to what a list of the function holds, which may be another list after that."""
+    """Return True if a loop writes to what a list or a dict of the function holds, which may be another one after
+    that."""
     file, loop, row = write.file, _loop(write), write.statement
     pair = _iterated(loop, dotted(write.base)) if loop is not None else None
     holders, scope = holders_at(scene.finding, file, row), file.scope(row)
-    if loop is None or pair is None or not dotted(pair[1]) or holders is None:
+    if loop is None or pair is None or not _container(pair[1]) or holders is None:
         return False
-    name, own = dotted(pair[1]), names_bound(loop.target)
+    name, own = _container(pair[1]), names_bound(loop.target)
     others = loop.iter.args if isinstance(loop.iter, ast.Call) else []
     if not all(one is pair[1] or _is_as_long(scope, one, name) for one in others):
         return False  # `zip` ends with the shortest, and what is not written has to stay
@@ -117,14 +118,38 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
         item = ast.Subscript(pair[1], ast.Constant(0))
         return _is_list(file, pair[1]) and not may_be_kept(file, item, row)
     made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
-    used = [one for one in uses(scope, name, ast.Load) if one is not pair[1]]
+    used = [one for one in uses(scope, name, ast.Load) if one not in ast.walk(pair[1])]
     return (
         name not in parameters(scope)
         and is_own(scope, name)
         and all(isinstance(one, ast.Assign) and _lists_new(file, one.value) for one in made)
-        and all(isinstance(file.above[one], ast.Return) or keeps_nothing(file, one) for one in used)
+        and all(isinstance(file.above[one], ast.Return) or _only_reads(file, one) for one in used)
         and not any(loop in file.around(one) or _is_item_set(file, one) for one in used)
     )
+
+
+def _container(whole: ast.expr) -> str:
+    """`fast` of `fast`, of `fast.values()` and `list(fast.items())`."""
+    while isinstance(whole, ast.Call):
+        if called(whole) in ("values", "items", "keys") and not whole.args:
+            return dotted(owner(whole))
+        if dotted(whole.func) not in ("list", "tuple") or len(whole.args) != 1:
+            return ""
+        whole = whole.args[0]
+    return dotted(whole)
+
+
+def _only_reads(file: File, use: ast.expr) -> bool:
+    """Return True if a use of a container keeps none of its items: `functional_call(net, fast, x)`, `grad(y, fast)`."""
+    node, above = use, file.above[use]
+    while isinstance(above, (ast.Attribute, ast.Call)):
+        call = called_by(file, above) if isinstance(above, ast.Attribute) else above
+        if call is None or _container(call) != dotted(use):
+            break
+        node, above = call, file.above[call]
+    if isinstance(above, ast.Call) and called(above) in ("functional_call", "grad"):
+        return node in above.args[1:] and all(one.name != called(above) for one in functions(file.tree))
+    return keeps_nothing(file, use)
 
 
 def _is_list(file: File, held: ast.Attribute) -> bool:
@@ -142,7 +167,7 @@ def _is_as_long(scope: Scope, other: ast.expr, name: str) -> bool:
     comprehension makes of each of its items."""
     rows = [one for one in walk(scope, ast.stmt) if dotted(other) in map(dotted, targets(one))]
     given = [value for one in rows if isinstance(one, ast.Assign) and (value := _gone_through(one.value)) is not None]
-    return bool(rows) and len(given) == len(rows) and all(dotted(one) == name for one in given)
+    return bool(rows) and len(given) == len(rows) and all(_container(one) == name for one in given)
 
 
 def _gone_through(value: ast.expr) -> ast.expr | None:
@@ -160,6 +185,7 @@ def _is_item_set(file: File, use: ast.Name) -> bool:
 def _lists_new(file: File, value: ast.expr) -> bool:
     """`[w.clone() for w in weights]`: whether an expression makes a list of new tensors."""
     parts = [value.elt] if isinstance(value, ast.ListComp) else value.elts if isinstance(value, ast.List) else []
+    parts = [value.value] if isinstance(value, ast.DictComp) else parts
     return bool(parts) and all(is_new(file, one) for one in parts)
 
 
@@ -211,7 +237,7 @@ def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
     if loop is None or not isinstance(whole, ast.Name) or dotted(loop.target) != write.name or not has_torch(file):
         return False
     own, holders = [whole.id, write.name], holders_at(scene.finding, file, row)
-    if holders is None or not all((is_of(one, file, row) and one.name in own) or is_spent(one) for one in holders):
+    if holders is None or not hold_alone(own, file, row, holders):
         return False
     again = [use for use in uses(scope, whole.id) if loop in file.around(use) and use is not whole]
     if again or not scene.keeps_type(file) or any(isinstance(one, WITH) for one in file.around(row)):
@@ -249,7 +275,7 @@ def _are_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) ->
     nothing above the loop keeps what they hold."""
     file, row, scope = write.file, write.statement, write.file.scope(write.statement)
     holders, own = holders_at(scene.finding, file, row), {*names, write.name}
-    if holders is None or not all((is_of(one, file, row) and one.name in own) or is_spent(one) for one in holders):
+    if holders is None or not hold_alone(own, file, row, holders):
         return False
     bound, at = [one for name in names for one in uses(scope, name, ast.Store)], node_at(file, row, holders)
     if called(write.call) == "copy_" or any(_is_bound_with(file, one, names) for one in bound):
@@ -315,7 +341,9 @@ def _is_written_alone(file: File, use: ast.Name) -> bool:
     if isinstance(above, ast.AugAssign):
         return above.target is use
     call = called_by(file, above)
-    return call is not None and writes(call) and call_of(file.above[call]) is call
+    if call is None or not writes(call) or called(call) in TWIN_IS_VIEW | {"requires_grad_"}:
+        return False
+    return call_of(file.above[call]) is call
 
 
 def _are_parts_of_new(file: File, one: ast.Assign, made: dict[str, ast.expr], written: list[ast.Name]) -> bool:
@@ -365,7 +393,12 @@ def _iterated(loop: For, name: str) -> Pair | None:
         if not isinstance(zipped, ast.Call) or called(zipped) != "zip" or len(zipped.args) != len(loop.target.elts):
             return None
         targets, sources = loop.target.elts, zipped.args
-    return next(((one, whole) for one, whole in zip(targets, sources, strict=True) if dotted(one) == name), None)
+    for one, whole in zip(targets, sources, strict=True):
+        if isinstance(one, ast.Tuple) and called(whole) == "items" and len(one.elts) == 2:
+            one = one.elts[1]
+        if dotted(one) == name:
+            return one, whole
+    return None
 
 
 def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
@@ -383,13 +416,16 @@ def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
     return (f"{text}[#]", f"len({text})") if dim == "0" else (f"{text}.select({dim}, #)", f"{text}.size({dim})")
 
 
-def _wholes(file: File, loop: For, pair: Pair, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
+def _wholes(file: File, loop: For, taken: Pair, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
     """Name and statement of a new whole: of a tensor, of a list, of a dict by its keys."""
-    target, whole = pair
+    target, whole = taken
     if dotted(whole):
         name = dotted(whole)
         rows = f"[{value} {header}]"
         yield name, f"{name} = torch.stack({rows})" if stacked else f"{name} = {rows}"
+    elif called(whole) == "items" and isinstance(pair := file.above[target], ast.Tuple) and dotted(owner(whole)):
+        name = dotted(owner(whole))
+        yield name, f"{name} = {{{file.source(pair.elts[0])}: {value} {header}}}"
     elif isinstance(whole, ast.Call) and called(whole) == "values" and isinstance(whole.func, ast.Attribute):
         name = dotted(whole.func.value)
         into = file.source(loop.target).replace(dotted(target), f"(name, {dotted(target)})", 1)

@@ -306,10 +306,14 @@ def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]
     `enumerate(x.unbind())` gives each part once."""
     while unknown:
         one = unknown.pop()
-        if type(one) not in (tuple, type(iter(())), enumerate, zip) or id(one) in in_frames:
+        if type(one) not in _GIVING or id(one) in in_frames:
             return False
         unknown += [up for up in gc.get_referrers(one) if up is not unknown and up is not referrers]
     return True
+
+
+_GIVING: tuple[type, ...] = (tuple, type(iter(())), type(iter(dict[str, str]().items())), enumerate, zip)
+"""What gives each of its parts once, and holds the one that it gave last."""
 
 
 def _is_of_ctx(attributes: Any, referrers: list[Any]) -> bool:
