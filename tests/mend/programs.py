@@ -137,6 +137,16 @@ def _by_two_turns(x):
     return cell.weight_hh.grad
 
 
+def _attacked(x, w):
+    """The gradients of the sum of (x + delta) w, where delta was moved by two steps."""
+    delta = torch.zeros_like(x)
+    for _ in range(2):
+        slope = (1 - ((x + delta) @ w).tanh().square()) @ w.T
+        delta = (delta + 0.1 * slope.sign()).clamp(-0.15, 0.15)
+    ones = torch.ones_like(x)
+    return [ones @ w.T, (x + delta).T @ ones]
+
+
 def _of_rows(h):
     """The gradient of the sum of squares of 3 (h - mean(h) / 2), with the mean of each row."""
     moved = 18 * (h - 0.5 * h.mean(1, keepdim=True))
@@ -1692,6 +1702,20 @@ def run():
     w.grad = agent.cell.weight_hh.grad
 """,
         lambda x, w: [None, _by_two_turns(x.detach())],
+    ),
+    "a leaf that steps up its gradient, and is clamped": (
+        """
+def run():
+    delta = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    for _ in range(2):
+        ((x.detach() + delta) @ w).tanh().sum().backward()
+        delta += 0.1 * delta.grad.sign()
+        delta.clamp_(-0.15, 0.15)
+        delta.grad.zero_()
+    w.grad = None
+    ((x + delta) @ w).sum().backward()
+""",
+        lambda x, w: _attacked(x.detach(), w.detach()),
     ),
     "rows that a loop writes in several lines": (
         """

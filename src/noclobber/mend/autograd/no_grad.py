@@ -109,7 +109,8 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
 
     def fits(one: ast.stmt) -> bool:
-        if is_weight and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
+        is_of_leaf = is_weight or _descends(file, found)
+        if is_of_leaf and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
             return True
         return _descends(file, one) or _sets_leaf(file, one) or _clears(one)
 
