@@ -319,3 +319,22 @@ def test_a_program_without_a_backward_call_says_so(bench):
     verdict = it.judged(("torch.add(x, 1, out=y)", "y = torch.add(x, 1)"))
     assert verdict.level is Level.UNPROVEN
     assert "no backward call runs with the patch" in verdict.proof
+
+
+@pytest.mark.parametrize(
+    "frozen", ["net.requires_grad_(False)", "net.weight.requires_grad = net.bias.requires_grad = False"]
+)
+def test_what_is_frozen_after_it_was_built_has_no_part_in_the_derivative(bench, frozen):
+    text = f"""\
+import torch
+tokens = torch.nn.Parameter(torch.randn(1, 2, 3))
+net = torch.nn.Linear(3, 2)
+{frozen}
+prompt = tokens.expand(4, -1, -1)
+prompt += torch.randn(4, 1, 3)
+net(prompt).square().sum().backward()
+"""
+    it = bench(text)
+    assert it.finding.code == "NC302"
+    assert it.judged(("prompt += torch", "prompt = prompt + torch")).level is Level.CHECKED
+    assert not it.judged(("prompt += torch", "prompt = prompt + 2 * torch")).right

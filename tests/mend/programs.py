@@ -3478,6 +3478,20 @@ def run():
         p -= 0.1 * slope
     torch.func.functional_call(net, kept[0], (x,)).square().sum().backward()
 """,
+    "a mask on a view of a weight, which is then read": """
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+        self.mask = (torch.rand(4, 4) > 0.5).double()
+    def forward(self, h):
+        v = self.weight.t()
+        v *= self.mask
+        return h @ v
+
+def run():
+    Masked()(x @ w).sum().backward()
+""",
     "rows that a loop writes, one of which is kept before": """
 def run():
     maps, kept = x @ w, []

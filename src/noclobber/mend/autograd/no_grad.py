@@ -23,7 +23,7 @@ from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.holding import given_for, holds_alone, writes_through
-from noclobber.mend.holders.making import HANDING_ON, METHODS, bound_to, is_function, is_method
+from noclobber.mend.holders.making import HANDING_ON, METHODS, bound_to, is_function, is_method, passes_on
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
@@ -300,6 +300,7 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     name = write.base.id
     bound = [file.statement(one) for one in uses(scope, name, ast.Store) if file.statement(one) is not found]
     held = [one.value for one in bound if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]
+    held = [_handed_on(file, one) for one in held]
     written = [*writes_through(file, scope, name)]
     again = [one for one in uses(scope, name, ast.Load) if file.statement(one) not in written]
     again = [one for one in again if getattr(file.above[one], "attr", "") != "grad"]
@@ -316,6 +317,13 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
 
 
 _PLACES = (ast.Name, ast.Attribute, ast.Subscript)
+
+
+def _handed_on(file: File, value: ast.expr) -> ast.expr:
+    """`self.weight` of `self.weight.view(-1).t()`."""
+    while isinstance(value, ast.Call) and (handed := passes_on(file, value)) is not None:
+        value = handed
+    return value
 
 
 def _is_read_on(file: File, write: WriteSyntax) -> bool:

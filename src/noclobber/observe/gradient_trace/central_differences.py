@@ -55,6 +55,11 @@ class Moved(ForwardMode):
                 self._places[id(leaf)] = leaf.detach().clone()
                 leaf.data.add_(direction(leaf, self._number), alpha=self._step)
 
+    def _leave(self, leaf: torch.Tensor) -> None:
+        del self._leaves[id(leaf)]
+        if (place := self._places.pop(id(leaf), None)) is not None:
+            leaf.data.copy_(place)
+
     def _begun(self, func: Callable[..., object], used: list[torch.Tensor]) -> None:
         """Put a leaf back that is about to be written, if the write makes it another leaf."""
         if not self._updates or not used or not _writes(func):
@@ -75,6 +80,8 @@ class MovedAtFirst(Moved):
         for tensor in tensors_in(args, kwargs):
             if not tensor._is_view() and tensor.requires_grad and tensor.is_leaf:
                 self._meet(tensor)
+            elif not tensor.requires_grad and id(tensor) in self._leaves:
+                self._leave(tensor)
         try:
             return func(*args, **kwargs)
         finally:

@@ -118,6 +118,8 @@ class ForwardMode(TorchFunctionMode):
                 # What a backward call before left, if it is no leaf, leads into a graph that is not looked at.
                 self.custom |= not tensor.is_leaf
                 self._meet(tensor)
+            elif not tensor.requires_grad and id(tensor) in self._leaves:
+                self._leave(tensor)
         self._begun(func, used)
         given = any(_has_tangent(tensor) and not is_on(tensor, used[0]) for tensor in used[1:])
         try:
@@ -165,6 +167,11 @@ class ForwardMode(TorchFunctionMode):
             dual = forward_ad.make_dual(value.clone(), direction(value))  # type: ignore[no-untyped-call]
             leaf.copy_(dual)
             self._leaves[id(leaf)] = leaf, leaf._version
+
+    def _leave(self, leaf: torch.Tensor) -> None:
+        """Take the tangent from a leaf that was frozen after its first use, as by the constructor of its module."""
+        del self._leaves[id(leaf)]
+        leaf.copy_(forward_ad.unpack_dual(leaf).primal.clone())  # type: ignore[no-untyped-call]
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:
