@@ -238,6 +238,17 @@ def run():
         step = outputs[t]
     outputs.square().sum().backward()
 """,
+    "a module in place in a row of modules in another one": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.ReLU(inplace=True)), nn.Linear(4, 4))
+    def forward(self, h):
+        return self.rows(h)
+net = Net().double()
+def run():
+    net(x @ w).sum().backward()
+""",
     "a level that is read by a name of its own before it rises again": """
 class State:
     def __init__(self, level):

@@ -104,8 +104,10 @@ _NEW_CONTAINERS = (ast.Dict, ast.List, ast.DictComp, ast.ListComp)
 
 
 def parts_of(made: ast.Call) -> list[ast.expr]:
-    """The modules of an `nn.Sequential`, else the module itself."""
-    return list(made.args) if called(made) == "Sequential" and not made.keywords else [made]
+    """The modules of an `nn.Sequential`, also of those in it, else the module itself."""
+    if called(made) != "Sequential" or made.keywords:
+        return [made]
+    return [part for one in made.args for part in (parts_of(one) if isinstance(one, ast.Call) else [one])]
 
 
 def module_gives_new(made: ast.Call) -> bool:
