@@ -3381,6 +3381,104 @@ def run():
         h.square().sum().backward(retain_graph=True)
         opt.step()
 """,
+    "a forward of the next batch, before the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    batches = iter([x.detach()] * 4)
+    h = net(next(batches))
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward of what a function draws, before the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def noisy(h):
+    return h + torch.randn(3, 4, dtype=torch.float64)
+def run():
+    h = net(noisy(x.detach()))
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward whose result a function inside reads, before the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    shown = lambda: h.detach().clone()
+    h = net(x.detach())
+    shown()
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward in another mode than the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    net.eval()
+    h = net(x.detach())
+    net.train()
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward whose method counts, before the loop of its steps": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls = nn.Linear(4, 4, dtype=torch.float64), 0
+    def count(self):
+        self.calls += 1
+    def forward(self, h):
+        self.count()
+        return self.fc(self.fc(h).tanh()) / self.calls
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward and a penalty before the loop of their steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    penalty = sum(one.square().sum() for one in net.parameters())
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum() + penalty
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a target of a slow model, before the loop in which that follows": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+slow = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+def run():
+    goal = slow(x.detach())
+    for _ in range(3):
+        opt.zero_grad()
+        h = net(x.detach())
+        loss = (h - goal).square().sum()
+        loss.backward()
+        opt.step()
+        slow.load_state_dict(net.state_dict())
+    list(slow.parameters())
+""",
     "a forward before a loop that steps in every second turn": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 opt = torch.optim.SGD(net.parameters(), 0.1)
