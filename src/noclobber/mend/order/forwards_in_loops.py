@@ -266,13 +266,13 @@ def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assi
     if (made_of(root, loop) - inside - bound) & tracked:
         return False
     read = made_of({name for row in rows for name in names_bound(row.value)} - roots - bound, scope)
-    for one in (call for row in after if row not in rows for call in walk(row, ast.Call)):
-        name, mentioned = called(one), names_bound(one)
-        if writes(one) and first_name(base_of(written_by(one))) in read:
+    for call in (each for row in after if row not in rows for each in walk(row, ast.Call)):
+        name, mentioned = called(call), names_bound(call)
+        if writes(call) and first_name(base_of(written_by(call))) in read:
             return False
-        if name in _LEAVING_ALONE or _is_known(file, one, models):
+        if name in _LEAVING_ALONE or _is_known(file, call, models):
             continue
-        ran = list(run_by(scene, one))
+        ran = list(run_by(scene, call))
         if mentioned & (read | tracked) and not (ran or name[:1].isupper()):
             return False
         if not all(_is_again_the_same(scene, file, each, models) for each in ran):
@@ -294,7 +294,7 @@ def _is_again_the_same(
     no call that may keep something, draw or take the next one, and no attribute that the file sets elsewhere."""
     if next(walk(node, *_OF_STATE), None) is not None or getattr(node, "decorator_list", []):
         return False
-    if any(called(one) != "print" for row in walk(node, ast.Expr) if (one := call_of(row)) is not None):
+    if any(called(made) != "print" for row in walk(node, ast.Expr) if (made := call_of(row)) is not None):
         return False  # it is made for what it does
     names = {last_name(one) for one in named(node)} - known
     ran = [(each, one) for each in scene.files() for one in functions(each.tree) if one.name in names]
@@ -306,7 +306,9 @@ def _is_again_the_same(
         elif isinstance(one, ast.AugAssign):
             if not holds_alone(file, dotted(one.target), one):
                 return False
-        elif not isinstance(one.ctx, ast.Load) or (isinstance(one, ast.Attribute) and _is_set_later(file, one.attr)):
+        elif not isinstance(getattr(one, "ctx", _LOAD), ast.Load):
+            return False
+        elif isinstance(one, ast.Attribute) and _is_set_later(file, one.attr):
             return False
     return all(_is_again_the_same(scene, each, one, models, known | own) for each, one in ran)
 
