@@ -114,6 +114,28 @@ def test_what_an_optimizer_steps_may_not_lose_its_gradient_to_a_detach(bench):
     assert not bench(regular).judged(("other(h)", "other(h.detach())")).right
 
 
+def test_a_step_that_waits_for_the_last_backward_is_looked_at_too(bench):
+    """It gets what an earlier turn has left: the patch takes a part of that away."""
+    it = bench(
+        "import torch\n"
+        "trunk = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))\n"
+        "one, other = torch.nn.Linear(4, 1), torch.nn.Linear(4, 2)\n"
+        "first = torch.optim.SGD([*trunk.parameters(), *one.parameters()], lr=0.1)\n"
+        "last = torch.optim.SGD(other.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    h = trunk(torch.randn(5, 3))\n"
+        "    one(h).square().mean().backward(retain_graph=True)\n"
+        "    first.step()\n"
+        "    other(h).square().mean().backward()\n"
+        "    last.step()\n",
+        backwards=4,
+    )
+    assert it.finding.code == "NC103"
+    only = ("mean().backward()", "mean().backward(inputs=list(other.parameters()))")
+    less = it.judged(("first.step()", "pass"), only, ("last.step()", "last.step(); first.step()"))
+    assert less.why == "step 2 of SGD gets other gradients"
+
+
 def test_a_refusal_has_nothing_to_compare_with_beyond_it(bench):
     it = bench(programs.LEAF)
     assert it.finding.code == "NC301"

@@ -249,6 +249,25 @@ net = Net().double()
 def run():
     net(x @ w).sum().backward()
 """,
+    "a level that another run keeps by a name of its own": """
+class State:
+    def __init__(self, level):
+        self.level = level
+kept = []
+def step(state, keeps):
+    state.level = state.level * w
+    now = state.level
+    if keeps:
+        kept.append(now)
+    y = now.sum() if keeps else now.square().sum()
+    state.level.add_(0.5)
+    return y
+def run():
+    state = State((x @ w).sum(0))
+    step(state, False).backward()
+    step(State(x.sum(0)), True)
+    kept[0].square().sum().backward()
+""",
     "a level that is read by a name of its own before it rises again": """
 class State:
     def __init__(self, level):
@@ -3415,6 +3434,200 @@ def run():
         opt.zero_grad()
         h.square().sum().backward(retain_graph=True)
         opt.step()
+""",
+    "a forward of the next batch, before the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    batches = iter([x.detach()] * 4)
+    h = net(next(batches))
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward of what a function draws, before the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def noisy(h):
+    return h + torch.randn(3, 4, dtype=torch.float64)
+def run():
+    h = net(noisy(x.detach()))
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward whose result a function inside reads, before the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    shown = lambda: h.detach().clone()
+    h = net(x.detach())
+    shown()
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward in another mode than the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    net.eval()
+    h = net(x.detach())
+    net.train()
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward whose method counts, before the loop of its steps": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.calls = nn.Linear(4, 4, dtype=torch.float64), 0
+    def count(self):
+        self.calls += 1
+    def forward(self, h):
+        self.count()
+        return self.fc(self.fc(h).tanh()) / self.calls
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward and a penalty before the loop of their steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    penalty = sum(one.square().sum() for one in net.parameters())
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum() + penalty
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a target of a slow model, before the loop in which that follows": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+slow = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+def run():
+    goal = slow(x.detach())
+    for _ in range(3):
+        opt.zero_grad()
+        h = net(x.detach())
+        loss = (h - goal).square().sum()
+        loss.backward()
+        opt.step()
+        slow.load_state_dict(net.state_dict())
+    list(slow.parameters())
+""",
+    "parts of an argument that other callers read": """
+def act(gates):
+    i, f = gates.chunk(2, dim=1)
+    for gate in (i, f):
+        gate.sigmoid_()
+    return i * f
+def run():
+    try:
+        act(x @ w).sum().backward()
+    finally:
+        z = x.detach().clone()
+        act(z)
+        print(z)
+""",
+    "weights stepped in a loop that measures them for the next turn": """
+def run():
+    size = 0.0
+    for _ in range(2):
+        ((x.detach() @ w).square().sum() + size).backward()
+        for one in (w,):
+            step = one.grad + 0.9 * one.detach().tanh()
+            one -= 0.1 * step
+            size = one.clone().square().sum()
+""",
+    "a state that a turn may keep by a choice": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+gain = nn.Parameter(torch.ones(4, dtype=torch.float64))
+opt = torch.optim.SGD([*cell.parameters(), gain], 0.1)
+def run():
+    h = torch.zeros(3, 4, dtype=torch.float64)
+    for turn in range(4):
+        h = cell(x.detach(), h) if turn % 2 == 0 else h
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+""",
+    "a state that only some cases set": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+gain = nn.Parameter(torch.ones(4, dtype=torch.float64))
+opt = torch.optim.SGD([*cell.parameters(), gain], 0.1)
+def run():
+    h = torch.zeros(3, 4, dtype=torch.float64)
+    for turn in range(4):
+        match turn % 2:
+            case 0:
+                h = cell(x.detach(), h)
+            case _:
+                pass
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+""",
+    "a state beside a weight in one dict": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+gain = nn.Parameter(torch.ones(4, dtype=torch.float64))
+opt = torch.optim.SGD([*cell.parameters(), gain], 0.1)
+def run():
+    state = {"h": torch.zeros(3, 4, dtype=torch.float64), "gain": gain}
+    for _ in range(3):
+        state["h"] = cell(x.detach(), state["h"]) * state["gain"]
+        opt.zero_grad()
+        state["h"].square().sum().backward()
+        opt.step()
+""",
+    "a state that cannot be set": """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class State:
+    h: torch.Tensor
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+gain = nn.Parameter(torch.ones(4, dtype=torch.float64))
+opt = torch.optim.SGD([*cell.parameters(), gain], 0.1)
+def run():
+    state = State(torch.zeros(3, 4, dtype=torch.float64))
+    for _ in range(3):
+        state = State(cell(x.detach(), state.h))
+        opt.zero_grad()
+        state.h.square().sum().backward()
+        opt.step()
+""",
+    "weights that cool by their gradients, read by name": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+class Cooling:
+    def __init__(self, weights):
+        self.weights = weights
+    def step(self):
+        for one in self.weights:
+            slope = getattr(one, "grad")
+            one.data.sub_(0 if slope is None else slope)
+def run():
+    cooling = Cooling(list(net.parameters()))
+    for _ in range(2):
+        loss = net(x).square().sum()
+        cooling.step()
+        loss.backward()
 """,
     "a forward before a loop that steps in every second turn": """
 net = nn.Linear(4, 4, dtype=torch.float64)

@@ -11,7 +11,6 @@ from noclobber.syntax.tree import (
     FUNCTION,
     LOOP,
     File,
-    Loop,
     Scope,
     functions,
     last_line,
@@ -284,9 +283,9 @@ def bound_by_loop(file: File, node: ast.AST) -> set[str]:
     return {name for one in file.around(node) if isinstance(one, FOR) for name in names_bound(one.target)}
 
 
-def made_of(names: set[str], loop: Loop) -> set[str]:
-    """Some plain names, and all names that they are made of by the assignments of a loop."""
-    assigned = list(walk(loop, ast.Assign))
+def made_of(names: set[str], rows: ast.AST) -> set[str]:
+    """Some plain names, and all names that they are made of by the assignments of a loop or function."""
+    assigned = list(walk(rows, ast.Assign))
     for _ in assigned:
         for one in assigned:
             if any(names_bound(target) & names for target in one.targets):

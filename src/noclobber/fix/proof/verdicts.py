@@ -170,7 +170,7 @@ class Prover:
         verdicts = []
         alone = Alone(self._launcher, replace(self._order("bare", patch), double=True), unread)
         for stage in self._stages:
-            verdicts.append(self._at(stage, found, result, alone))
+            verdicts.append(self._at(stage, found, result, alone, patch))
             if not verdicts[-1].right:
                 return verdicts[-1]
         least = max(verdicts, key=lambda one: list(Level).index(one.level))
@@ -186,6 +186,7 @@ class Prover:
         found: list[dict[str, Any]],
         result: Result,
         alone: Alone,
+        patch: Patch,
     ) -> Verdict:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings
@@ -229,7 +230,10 @@ class Prover:
                 differences.append(f"only {compared.calls} backward calls could be compared")
             elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
                 differences.append("the program then makes more backward calls")
-            elif said := self._starved(stage, kind, found) or self._other_output(stage, kind, reference.result, result):
+            elif said := (
+                self._starved(stage, kind, found, result, patch)
+                or self._other_output(stage, kind, reference.result, result)
+            ):
                 return Verdict(False, why=said, differs=True, result=result)
             else:
                 whole = reference.result.went_through or reference.result.ends_like(result)
@@ -246,12 +250,18 @@ class Prover:
                 return Verdict(False, why=why, differs=True, result=result)
         return self._by_loss(evidence.read(self.search.evidence), found, result, codes)
 
-    def _starved(self, stage: Stage, kind: Kind, found: list[dict[str, Any]]) -> str:
+    def _starved(self, stage: Stage, kind: Kind, found: list[dict[str, Any]], result: Result, patch: Patch) -> str:
         """Return in words which step gets another gradient, or none any more, because of what is cut off: only what is
-        carried from turn to turn may bring less, and a later step has no use for what others get."""
+        carried from turn to turn may bring less, and a later step has no use for what others get.
+
+        A step that the patch makes below the last backward of a run comes before the next one.
+        """
         if kind not in ("step", "backward"):
             return ""
         full = stage.references.get("full").events
+        if result.ended is Ended.LIMIT and comparison.has_fewer_steps(full, found):
+            more = replace(self._order("watch", patch), backwards=self.calls + 1)
+            found = evidence.read(self._launcher.run(more).evidence)
         return (
             comparison.starved(full, found) if stage.carries else comparison.steps_differ(full, found, truncated=True)
         )

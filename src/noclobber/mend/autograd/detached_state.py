@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from noclobber.mend.change import Change, change
+from noclobber.mend.holders.making import function_called
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause
@@ -34,6 +35,7 @@ from noclobber.syntax.names import (
     names_bound,
     names_used,
     owner,
+    parameters,
     targets,
     uses,
 )
@@ -77,7 +79,10 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
-    sets = [_sets_always(around.body, one.variable or one.name) if is_loop else one.is_renewed for one in event.carried]
+    sets = [
+        _sets_always(file, around.body, one.variable or one.name) if is_loop else one.is_renewed
+        for one in event.carried
+    ]
     is_known &= False not in sets
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
@@ -128,22 +133,37 @@ def _runs_before(file: File, row: ast.stmt, other: ast.stmt) -> bool:
     return row.lineno < other.lineno and branches <= {*file.around(other)}
 
 
-def _sets_always(rows: Sequence[ast.stmt], name: str) -> bool | None:
+def _sets_always(file: File, rows: Sequence[ast.stmt], name: str) -> bool | None:
     """Return True if a block gives a name or attribute a new value whenever it runs, False if only sometimes, None if
     never: where a turn keeps the old one, its author may want the gradient of that."""
-    found = {one for row in rows if (one := _sets(row, name)) is not None}
+    found = {one for row in rows if (one := _sets(file, row, name)) is not None}
     return True in found if found else None
 
 
-def _sets(row: ast.stmt, name: str) -> bool | None:
+def _sets(file: File, row: ast.stmt, name: str) -> bool | None:
     if isinstance(row, ast.If):
-        arms = {_sets_always(row.body, name), _sets_always(row.orelse, name)}
+        arms = {_sets_always(file, row.body, name), _sets_always(file, row.orelse, name)}
         return None if arms == {None} else arms == {True}
     if isinstance(row, WITH):
-        return _sets_always(row.body, name)
-    if hasattr(row, "body"):
-        return None if all(_sets(one, name) is None for one in walk(row, ast.stmt) if one is not row) else False
-    return True if name in map(dotted, targets(row)) else None
+        return _sets_always(file, row.body, name)
+    if hasattr(row, "body") or hasattr(row, "cases"):
+        return None if all(_sets(file, one, name) is None for one in walk(row, ast.stmt) if one is not row) else False
+    if any(one.target.id == name for one in walk(row, ast.NamedExpr)):
+        return False  # its condition, or no item, may leave it out
+    return not _may_keep(file, row, name) if name in map(dotted, targets(row)) else None
+
+
+def _may_keep(file: File, row: ast.stmt, name: str) -> bool:
+    """Return True if a statement may give a name what it has: `h = f(h) if new else h`, or a function of the file that
+    returns its argument in a branch."""
+    value = getattr(row, "value", None)
+    arms = [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
+    arms = value.values if isinstance(value, ast.BoolOp) else arms
+    function = function_called(file, value.func, value) if isinstance(value, ast.Call) else None
+    given = [one.value for one in walk(function, ast.Return)] if function is not None else []
+    kept = {*parameters(function)} if function is not None else set[str]()
+    kept = {one for one in kept if not uses(function, one, ast.Store)} if function is not None else kept
+    return name in map(dotted, arms) or not kept.isdisjoint(map(dotted, given))
 
 
 def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> str:

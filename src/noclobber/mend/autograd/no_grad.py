@@ -37,7 +37,7 @@ from noclobber.syntax.names import (
     has_torch,
     is_numeric,
     is_of_gradients,
-    is_read_after,
+    is_own,
     is_stored,
     is_untracked,
     last_name,
@@ -148,11 +148,12 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
         return None
     if any(one.lineno != one.end_lineno for one in walk(loop, ast.Constant)):
         return None  # a text over several lines must not be indented
-    scope, end = file.scope(loop), last_line(loop)
+    scope = file.scope(loop)
     given = {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store) and one.id != write.name}
     if next(walk(loop, ast.Yield, ast.YieldFrom, ast.Return, ast.Await), None) is not None:
         return None
-    if any(is_read_after(file, one, scope, end) for one in given) or any(_is_read_outside(file, loop)):
+    elsewhere = (use for one in given for use in uses(scope, one, ast.Load) if loop not in file.around(use))
+    if any(elsewhere) or not all(is_own(scope, one) for one in given) or any(_is_read_outside(file, loop)):
         return None  # what is computed there may be needed with its gradient
     inside = list(walk(loop, ast.stmt))
     others = (one for one in walk(file.tree, ast.stmt) if one not in inside and not _is_guarded(file, one))
@@ -171,7 +172,7 @@ def _only_computes(call: ast.Call) -> bool:
     """Return True for operators on tensors, builtins, and what goes through a dict."""
     name = called(call)
     if isinstance(call.func, ast.Name):
-        return hasattr(builtins, name)
+        return hasattr(builtins, name) and name != "setattr"
     is_known = is_function(call) or is_method(call, of=METHODS | HANDING_ON) or writes(call) or is_untracked(call)
     return is_known or name in _OF_CONTAINERS
 

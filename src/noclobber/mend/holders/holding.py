@@ -120,11 +120,20 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
         if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
         also |= others
-    taken = {name for one in bound for name in _taken_over(file, value_given(file, one))}
+    taken = {name for one in bound for name in _taken_over(file, value_given(file, one) or _divided(file, one))}
     given = [one for one in taken.intersection(parameters(file.scope(write))) if _binding(file, one, write) is None]
     return all(is_over(file, one, write, at or write) for one in also.difference(names)) and all(
         _is_given_alone(file, one, file.scope(write)) for one in given
     )
+
+
+def _divided(file: File, name: ast.Name) -> ast.expr | None:
+    """Return what a statement divides of which a name gets a part: `h` of `a, b = h.chunk(2)`."""
+    row = file.statement(name)
+    call = row.value if isinstance(row, ast.Assign) else None
+    if not isinstance(call, ast.Call) or called(call) not in SPLITS or not isinstance(call.func, ast.Attribute):
+        return None
+    return call.args[0] if is_namespace(call.func.value) and call.args else call.func.value
 
 
 def _taken_over(file: File, value: ast.expr | None) -> set[str]:

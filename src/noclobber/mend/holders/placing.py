@@ -93,11 +93,18 @@ def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: boo
 
 
 def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:
-    """Return True if a statement gives a tensor to a variable alone, which its function does not read after a write."""
+    """Return True if a statement gives a tensor to a variable alone, which its function does not read after a write,
+    nor hands on before it: what it hands on may be read in other runs than those looked at."""
     name = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
     if not isinstance(name, ast.Name) or file.scope(name) is not file.scope(write):
         return False
-    return isinstance(file.scope(write), FUNCTION) and is_over(file, name.id, write)
+    scope = file.scope(write)
+    used = uses(scope, name.id, ast.Load)
+    return (
+        isinstance(scope, FUNCTION)
+        and is_over(file, name.id, write)
+        and all(keeps_nothing(file, one, returned=False) for one in used)
+    )
 
 
 def _are_read(file: File, turns: ast.AST, taken: ast.expr, write: ast.stmt) -> bool:

@@ -90,7 +90,7 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     variable once, to what it calls.
     """
     scope = file.scope(row)
-    if any(map(_looks_around, walk(scope, ast.Call))) or not is_own(scope, name):
+    if any(map(looks_around, walk(scope, ast.Call))) or not is_own(scope, name):
         return False
     if any(is_in_comprehension(file, one) for one in _loads(row, name)):
         return False
@@ -130,7 +130,7 @@ def _asks_for_shape(file: File, name: ast.Name) -> bool:
     return isinstance(above, ast.Attribute) and above.attr in of_shape
 
 
-def _looks_around(call: ast.Call) -> bool:
+def looks_around(call: ast.Call) -> bool:
     """Return True for `locals()` and for `eval(text)`, but not for `model.eval()`."""
     name = call.func.id if isinstance(call.func, ast.Name) else ""
     return name in _RUNNING_TEXT or (name in _LOOKING_AROUND and not call.args)

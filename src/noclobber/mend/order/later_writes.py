@@ -238,9 +238,18 @@ def _own(node: ast.AST) -> set[str]:
 def _uses_gradients(file: File, node: ast.AST) -> bool:
     """Return True if a statement or function reads or changes gradients, or steps, by its text."""
     names = {called(one) for one in walk(node, ast.Call) if not _is_of_object(file, one)}
-    if any(one.attr == "grad" for one in walk(node, ast.Attribute)):
+    if any(one.attr == "grad" or one.attr in _holding_gradients(file) for one in walk(node, ast.Attribute)):
         return True
+    if any(one.value == "grad" for one in walk(file.tree, ast.Constant)):
+        return True  # `getattr(weight, "grad")`, `attrgetter("grad")`
     return any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names)
+
+
+def _holding_gradients(file: File) -> set[str]:
+    """The attributes that the file sets to what is made of gradients: `self.slopes = [one.grad for one in weights]`."""
+    rows = walk(file.tree, ast.Assign)
+    given = (row for row in rows if any(one.attr == "grad" for one in walk(row.value, ast.Attribute)))
+    return {one.attr for row in given for one in row.targets if isinstance(one, ast.Attribute)}
 
 
 def _is_of_object(file: File, call: ast.Call) -> bool:

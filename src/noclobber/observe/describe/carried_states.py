@@ -11,7 +11,7 @@ import torch
 from noclobber.model.seen.events import Carried
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.history import Memory
-from noclobber.observe.describe.reachable import Held, reachable
+from noclobber.observe.describe.reachable import Held, can_hold_another, reachable
 from noclobber.observe.describe.tensor_names import user_frames
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
@@ -52,6 +52,8 @@ def carried(
 
     with modes.plain():
         for held in reachable(user_frames(frame)):
+            if held.kind == "attribute" and not can_hold_another(held):
+                continue
             node = _node_of(held.value)
             leading = [] if node is None else [edge for edge in edges if leads_there(edge, node, held.value)]
             if leading:
@@ -82,7 +84,15 @@ def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:
     changed = any(name in vars(one) for one in own[:-1] for name in _OF_ITEMS)
     kind = kinds[made] if made is not None and not changed and held.kind in ("item", "tuple") else None
     inside = held.owner.values() if kind == "dict" else held.owner
-    return kind if kind is not None and all(isinstance(one, torch.Tensor) for one in inside) else ""
+    return kind if kind is not None and all(_is_like(one, held.value) for one in inside) else ""
+
+
+def _is_like(item: Any, state: torch.Tensor) -> bool:
+    """Return True for a tensor that has no graph, or one that ends as that of a state does: no weight, and nothing that
+    was made of weights before the loop."""
+    if not isinstance(item, torch.Tensor) or not item.requires_grad:
+        return isinstance(item, torch.Tensor)
+    return item.grad_fn is not None and state.grad_fn is not None and item.grad_fn.name() == state.grad_fn.name()
 
 
 _OF_ITEMS = ("__getitem__", "__setitem__", "__iter__", "items", "keys", "values", "update")

@@ -12,7 +12,7 @@ import gc
 import sys
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
 from itertools import chain, pairwise
@@ -30,7 +30,7 @@ from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Looked, Record, looked_at
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.describe.called import calls_to, module_path
-from noclobber.observe.describe.reachable import Held, reachable, variables
+from noclobber.observe.describe.reachable import can_hold_another, reachable, variables
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
@@ -242,7 +242,7 @@ class _Seen:
                 self.known.add(id(held.owner))
             elif held.kind != "name":
                 self.known |= set(map(id, _dicts_of(held.owner)))
-                self._name(Holder(held.name if _can_hold_another(held) else "", site), id(held.value))
+                self._name(Holder(held.name if can_hold_another(held) else "", site), id(held.value))
 
     def _is_of_tensors(self, value: object) -> bool:
         return type(value) is tuple and any(id(part) in self.counts for part in value)
@@ -253,14 +253,6 @@ class _Seen:
             holder = replace(holder, name="")
         self.holders.append(holder)
         self.named.add(number)
-
-
-def _can_hold_another(held: Held) -> bool:
-    """Return True if the program may put another tensor into the same attribute or item, and nothing else happens."""
-    kind: Any = type(held.owner)
-    if held.kind == "item":
-        return kind in (list, dict, deque, OrderedDict, defaultdict)
-    return held.kind == "attribute" and kind.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
 
 
 def _dicts_of(owner: Any) -> list[Any]:

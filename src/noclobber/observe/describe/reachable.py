@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from inspect import CO_OPTIMIZED
-from types import CodeType, FrameType, FunctionType
+from inspect import CO_OPTIMIZED, getattr_static
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,6 +28,17 @@ class Held(NamedTuple):
     value: Any
     scopes: tuple[CodeType, ...]
     owner: Any = None
+
+
+def can_hold_another(held: Held) -> bool:
+    """Return True if the program may put another tensor into the same attribute or item, and nothing else happens."""
+    kind: Any = type(held.owner)
+    if held.kind == "item":
+        return kind in (list, dict, deque, OrderedDict, defaultdict)
+    if held.kind != "attribute" or kind.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__):
+        return False
+    found = getattr_static(kind, held.name.rpartition(".")[2], None)
+    return isinstance(found, MemberDescriptorType) or not hasattr(type(found), "__set__")
 
 
 def variables(frame: FrameType) -> dict[str, Any]:

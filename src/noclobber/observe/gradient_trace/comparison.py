@@ -273,6 +273,12 @@ def steps_differ(right: list[Event], found: list[Event], truncated: bool) -> str
     return ""
 
 
+def has_fewer_steps(right: list[Event], found: list[Event]) -> bool:
+    """Return True if some optimizer steps less often than in `right`."""
+    steps = _steps(found)
+    return any(len(steps.get(key, ())) < len(one) for key, one in _steps(right).items())
+
+
 def says_nothing(events: list[Event]) -> bool:
     """Return True if all gradients are zero. Many other programs give zeros as well, so equal zeros prove nothing."""
     calls = _calls(events)
