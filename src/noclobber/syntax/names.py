@@ -11,7 +11,6 @@ from noclobber.syntax.tree import (
     FUNCTION,
     LOOP,
     File,
-    Loop,
     Scope,
     functions,
     last_line,
