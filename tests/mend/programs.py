@@ -3629,6 +3629,67 @@ def run():
         cooling.step()
         loss.backward()
 """,
+    "labels of a first forward, before the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    labels = (h > 0).double()
+    for _ in range(3):
+        opt.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(h, labels)
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "rows of a first forward, one for each turn of the loop of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    pairs = zip(h, x.detach())
+    for _ in range(3):
+        opt.zero_grad()
+        a, b = next(pairs)
+        loss = (a - b).square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a forward scaled by what the loop of its steps sets": """
+scales = {"now": 1.0}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, h):
+        return self.fc(self.fc(h).tanh()) * scales["now"]
+net = Net()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    for _ in range(3):
+        opt.zero_grad()
+        loss = h.square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+        scales["now"] *= 0.5
+""",
+    "a state of an object that only some calls set": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+class Learner:
+    def __init__(self):
+        self.h = torch.zeros(3, 4, dtype=torch.float64)
+    def learn(self, given, turn):
+        if turn != 2:
+            self.h = cell(given, self.h)
+        opt.zero_grad()
+        self.h.square().sum().backward()
+        opt.step()
+def run():
+    learner = Learner()
+    for turn in range(4):
+        learner.learn(x.detach(), turn)
+""",
     "a forward before a loop that steps in every second turn": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 opt = torch.optim.SGD(net.parameters(), 0.1)

@@ -16,6 +16,7 @@ from itertools import islice
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
+from noclobber.mend.holders.seen import begins_anew
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause
@@ -79,11 +80,10 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
-    sets = [
-        _sets_always(file, around.body, one.variable or one.name) if is_loop else one.is_renewed
-        for one in event.carried
-    ]
-    is_known &= False not in sets
+    sets = [_sets_always(file, around.body, one.variable or one.name) for one in event.carried]
+    is_known &= False not in sets and (is_loop or all(one.is_renewed for one in event.carried))
+    if isinstance(around, LOOP):  # what each turn makes before it reads it, no turn hands on
+        is_known &= not any(begins_anew(around, one.name) for one in event.carried)
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((rows[-1], around.body[-1]))):

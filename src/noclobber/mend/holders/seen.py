@@ -105,9 +105,9 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     fresh: Loop | None = None
     for loop in file.loops(row):
         again = [one for one in reads if _is_in(one, loop) and not (fresh is not None and _is_in(one, fresh))]
-        if again and not _begins_anew(loop, name):
+        if again and not begins_anew(loop, name):
             return False
-        fresh = loop if _begins_anew(loop, name) else fresh
+        fresh = loop if begins_anew(loop, name) else fresh
     return True
 
 
@@ -156,7 +156,7 @@ def _loads(node: ast.AST, name: str) -> list[ast.Name]:
     return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
 
 
-def _begins_anew(loop: Loop, name: str) -> bool:
+def begins_anew(loop: Loop, name: str) -> bool:
     """Return True if each turn of a loop binds the name before it reads it."""
     if isinstance(loop, FOR) and name in names_bound(loop.target):
         return True

@@ -86,6 +86,13 @@ _COMPUTING = (
     "sorted", "str", "sum", "tuple", "zip",
 )  # fmt: skip
 """Builtins that change nothing."""
+_CUTTING = frozenset(
+    """
+    argmax argmin argsort bool ceil data detach enable_grad eq float floor ge gt inference_mode int isnan item le long
+    lt ne no_grad numpy one_hot round set_grad_enabled sign tolist topk trunc
+    """.split()  # noqa: SIM905
+)
+"""Names by which a value is computed that lets no gradient through."""
 _LEAVING_ALONE = (
     "print", "zero_grad", "backward", "step", "append", "parameters", "named_parameters", "clip_grad_norm_",
     "clip_grad_value_", "item",
@@ -241,11 +248,23 @@ def _begins_anew(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign
     stepped = {dotted(each) for one in _stepped(file, loop) for each in named(one)}
     if scene.is_freed and not run <= stepped:  # the value may be meant to stay
         return False
+    if any(_is_constant(scene, row.value) for row in rows):
+        return False
     forwards = [(each, one) for each in scene.files() for one in functions(each.tree) if one.name in _RUN]
     parts = [*((file, row.value) for row in rows), *forwards]
     if not all(_is_again_the_same(scene, each, one, models) for each, one in parts):
         return False
     return _is_left_alone(scene, file, loop, rows, {one.partition(".")[0] for one in run})
+
+
+def _is_constant(scene: Scene, value: ast.expr) -> bool:
+    """Return True if an expression may be meant as a constant, as what lets no gradient through, or gives its items one
+    after the other, also where turns take them."""
+    if isinstance(value, ast.GeneratorExp) or called(value) in ("enumerate", "reversed", "zip"):
+        return True
+    ran = [one for one in run_by(scene, value) if getattr(one, "name", "") not in _RUN]
+    found = (each for one in (value, *ran) for each in walk(one, ast.Compare, ast.Attribute, ast.Name))
+    return any(isinstance(one, ast.Compare) or last_name(one) in _CUTTING for one in found)
 
 
 def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign], roots: set[str]) -> bool:
@@ -267,6 +286,17 @@ def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assi
     if (made_of(root, loop) - inside - bound) & tracked:
         return False
     read = made_of({name for row in rows for name in names_bound(row.value)} - roots - bound, scope)
+    forwards = [one for each in scene.files() for one in functions(each.tree) if one.name in _RUN]
+    ran = [*forwards, *(each for row in rows for each in run_by(scene, row))]
+    free = set[str]().union(
+        *(names_bound(one) - {each.id for each in within(one, ast.Name) if is_stored(file, each)} for one in ran)
+    )
+    if free & (_changed(after) | {first_name(owner(one)) for row in after for one in calls(row, "append")}):
+        return False
+    if any(first_name(owner(call_of(row))) == "torch" and not calls(row, *_LEAVING_ALONE) for row in after):
+        return False  # it may set a mode
+    if any("hook" in called(one) for one in walk(file.tree, ast.Call)):
+        return False
     for call in (each for row in after if row not in rows for each in walk(row, ast.Call)):
         name, mentioned = called(call), names_bound(call)
         if writes(call) and first_name(base_of(written_by(call))) in read:
@@ -306,16 +336,16 @@ def _is_again_the_same(
         elif isinstance(one, ast.AugAssign):
             is_same = holds_alone(file, dotted(one.target), one)
         else:
-            is_same = isinstance(getattr(one, "ctx", _LOAD), ast.Load)
-            is_same &= not isinstance(one, ast.Attribute) or not _is_set_later(file, one.attr)
+            is_same = isinstance(getattr(one, "ctx", _LOAD), ast.Load) and not _is_set_later(file, one)
         if not is_same:
             return False
     return all(_is_again_the_same(scene, each, one, models, known | own) for each, one in ran)
 
 
-def _is_set_later(file: File, attribute: str) -> bool:
+def _is_set_later(file: File, node: ast.AST) -> bool:
     """Return True if a file sets an attribute elsewhere than where an object begins."""
-    stored = (one for one in walk(file.tree, ast.Attribute) if one.attr == attribute and is_stored(file, one))
+    name = getattr(node, "attr", "")
+    stored = (one for one in walk(file.tree, ast.Attribute) if one.attr == name and is_stored(file, one))
     return any(getattr(file.scope(one), "name", "") != "__init__" for one in stored)
 
 
