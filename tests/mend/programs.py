@@ -1758,6 +1758,18 @@ def run():
 """,
         lambda x, w: _of_product(x, w, _of_rows(x @ w)),
     ),
+    "rows that a loop writes beside numbers": (
+        """
+def scaled(maps):
+    for row, scale, shift in zip(maps, (2.0, 3.0, 4.0), (1.0, 1.0, 1.0)):
+        row.mul_(scale).add_(shift)
+    return maps
+
+def run():
+    scaled(x @ w).sum().backward()
+""",
+        lambda x, w: _of_product(x, w, torch.tensor([[2.0], [3.0], [4.0]], dtype=x.dtype).expand(3, 4)),
+    ),
     "rows that a loop writes in one line": (
         """
 def scaled(maps):
@@ -3792,13 +3804,6 @@ def run():
         if row.sum() < -99:
             break
         row *= 3
-    maps.square().sum().backward()
-""",
-    "rows that a loop writes beside shorter numbers": """
-def run():
-    maps = x @ w
-    for row, scale in zip(maps, (2.0, 3.0)):
-        row *= scale
     maps.square().sum().backward()
 """,
     "rows that a loop writes, of what another name shows": """

@@ -22,7 +22,7 @@ from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW, VIEWS
-from noclobber.syntax.edits import before, cloned_before, insert, remove, replace, rewritten
+from noclobber.syntax.edits import before, cloned_before, insert, remove, replace, rewritten, with_argument
 from noclobber.syntax.names import (
     call_of,
     called,
@@ -201,7 +201,7 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
     pair, value = _iterated(loop, dotted(write.base)), value_of(write)
     if len(loop.body) != 1 or pair is None or not value:
         return
-    header = f"for {file.source(loop.target)} in {file.source(loop.iter)}"
+    header = f"for {file.source(loop.target)} in {_as_long(file, loop) if stacked else file.source(loop.iter)}"
     for name, text in _wholes(file, loop, pair, value, header, stacked):
         if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
             title = f"make a new `{name}` out of place"
@@ -227,22 +227,32 @@ def _into_rows(write: WriteSyntax, cost: int, *, is_sound: bool) -> Iterator[Cha
     stack = f"\n{file.indent(loop)}{name} = torch.stack({rows})"
     end = insert(file, *file.end_of_line(last_line(loop)), f"\n{file.indent(loop.body[0])}{rows}.append({row}){stack}")
     edits = [*(edit for one in made for edit in one), before(file, loop, f"{rows} = []"), end]
+    edits += [replace(file, loop.iter, _as_long(file, loop))] * isinstance(loop.iter, ast.Call)
     yield from change(f"make a new `{name}` of new rows", edits, cost, Cure.OUT_OF_PLACE, is_sound)
+
+
+def _as_long(file: File, loop: For) -> str:
+    """`zip(x, means, strict=True)`, as a row that no number belongs to would be left out."""
+    given = loop.iter
+    if not isinstance(given, ast.Call) or called(given) != "zip" or given.keywords:
+        return file.source(given)
+    return rewritten(file, file.span(given), [with_argument(file, given, "strict=True")])
 
 
 def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
     """Return True if a loop goes through a tensor by a name that alone holds it, but for the variable of the loop."""
     file, loop, row, scope = write.file, _loop(write), write.statement, write.file.scope(write.statement)
-    whole = loop.iter if loop is not None else None
-    if loop is None or not isinstance(whole, ast.Name) or dotted(loop.target) != write.name or not has_torch(file):
+    pair = _iterated(loop, write.name) if loop is not None else None
+    if loop is None or pair is None or not isinstance(pair[1], ast.Name) or not has_torch(file):
         return False
+    whole = pair[1]
     own, holders = [whole.id, write.name], holders_at(scene.finding, file, row)
     if holders is None or not hold_alone(own, file, row, holders):
         return False
     again = [use for use in uses(scope, whole.id) if loop in file.around(use) and use is not whole]
     if again or not scene.keeps_type(file) or any(isinstance(one, WITH) for one in file.around(row)):
         return False
-    inside = [use for use in uses(scope, write.name) if loop in file.around(use) and use is not loop.target]
+    inside = [use for use in uses(scope, write.name) if loop in file.around(use) and use is not pair[0]]
     if not all(keeps_nothing(file, one, returned=False) for one in inside if not is_stored(file, one)):
         return False
     return not any(is_stored(file, one) for one in inside) and (
