@@ -268,6 +268,20 @@ def run():
     step(State(x.sum(0)), True)
     kept[0].square().sum().backward()
 """,
+    "an item that a caller keeps under its own name": """
+def raised(levels, is_read):
+    now = levels["one"]
+    y = now.square().sum() if is_read else now.sum()
+    levels["one"].add_(0.5)
+    return y
+def run():
+    table = {"one": x @ w}
+    raised(table, True).backward()
+    table["one"] = x.detach() @ w
+    before = table["one"]
+    raised(table, False)
+    before.square().sum().backward()
+""",
     "a level that is read by a name of its own before it rises again": """
 class State:
     def __init__(self, level):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
+from noclobber.mend.holders.holding import TAKING_OUT, given_for, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
@@ -40,14 +40,17 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
     """Return True if the file also gives what lies at a place to a name, a container or a caller.
 
     Of an attribute only the name is looked at, on any object: `self.state` is `net.state` elsewhere. A variable that a
-    function has bound gives nothing away after the write, or in other functions.
+    function has bound gives nothing away after the write, or in other functions. A container that a function is given
+    has its callers' names too.
     """
     held = unindexed(place)
     name, scope = last_name(held), file.scope(write)
     is_own = isinstance(held, ast.Name) and isinstance(scope, FUNCTION) and bool(uses(scope, name, ast.Store))
     last = [write, *file.loops(write)][-1]
+    given = given_for(file, name, scope) if isinstance(held, ast.Name) and not is_own else []
+    kinds = {(last_name(one), type(one)) for one in (held, *map(unindexed, given))}
     for one in named(scope if is_own else file.tree):
-        if last_name(one) != name or type(one) is not type(held):
+        if (last_name(one), type(one)) not in kinds:
             continue
         if is_own and starts(one) >= ends(last):
             continue
