@@ -141,9 +141,7 @@ def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assi
     read = made_of({name for row in rows for name in names_bound(row.value)} - roots - bound, scope)
     forwards = [one for each in scene.files() for one in functions(each.tree) if one.name in _RUN]
     ran = [*forwards, *(each for row in rows for each in run_by(scene, row))]
-    free = set[str]().union(
-        *(names_bound(one) - {each.id for each in within(one, ast.Name) if is_stored(file, each)} for one in ran)
-    )
+    free = set[str]().union(*(names_bound(one) - _stored_within(one) for one in ran))
     if free & (changed_by(after) | {first_name(owner(one)) for row in after for one in calls(row, "append")}):
         return False
     if any(first_name(owner(call_of(row))) == "torch" and not calls(row, *_LEAVING_ALONE) for row in after):
@@ -159,9 +157,17 @@ def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assi
         ran = list(run_by(scene, call))
         if mentioned & (read | tracked) and not (ran or name[:1].isupper()):
             return False
-        if not all(_is_again_the_same(scene, file, each, models) for each in ran):
+        if not all(_is_again_the_same(scene, _file_of(scene, each), each, models) for each in ran):
             return False
     return True
+
+
+def _file_of(scene: Scene, node: ast.AST) -> File:
+    return next(one for one in scene.files() if node in one.above)
+
+
+def _stored_within(scope: ast.AST) -> set[str]:
+    return {one.id for one in within(scope, ast.Name) if not isinstance(one.ctx, ast.Load)}
 
 
 def _stored_in(file: File, row: ast.stmt) -> set[str]:
@@ -214,9 +220,19 @@ def _is_known(file: File, call: ast.Call, models: set[str]) -> bool:
         return True
     if called(definition(file, call.func, call)).endswith("Loss") or _is_distribution(file, call):
         return True
+    if name in ("items", "keys", "values") and not call.args:
+        return True
     is_part_of_self = isinstance(of, ast.Attribute) and dotted(of.value) == "self"
-    bound = [file.above[one] for one in uses(file.scope(call), of.id, ast.Store)] if isinstance(of, ast.Name) else []
-    return dotted(of) in models or is_part_of_self or (bound != [] and all(isinstance(one, FOR) for one in bound))
+    bound = uses(file.scope(call), of.id, ast.Store) if isinstance(of, ast.Name) else []
+    return dotted(of) in models or is_part_of_self or (bound != [] and all(_is_taken_out(file, one) for one in bound))
+
+
+def _is_taken_out(file: File, name: ast.Name) -> bool:
+    """Return True for the variable of a loop or a comprehension."""
+    above = file.above[name]
+    while isinstance(above, ast.Tuple):
+        above = file.above[above]
+    return isinstance(above, (*FOR, ast.comprehension))
 
 
 def _is_distribution(file: File, call: ast.Call) -> bool:
