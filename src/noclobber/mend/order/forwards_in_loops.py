@@ -155,12 +155,12 @@ def _can_run(file: File, loop: Loop, rows: Sequence[ast.Assign], read: ast.stmt)
 
 def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
     """Return True if a loop or a function steps and calls `backward` only in a block of it, once each time that the
-    block runs, and comes to its end whenever that begins."""
+    block runs, and comes to its end before another one begins."""
     steps = [one for one in calls(around, "step") if not one.args and not one.keywords]  # and not `env.step(action)`
     each = all(any(call_of(row) is one for row in rows) for one in steps)
     once = len(calls(around, "backward", "grad")) == 1 and steps != [] and each
-    left = [one for one in walk(around, ast.Continue, ast.Try, ast.Return, ast.Break) if one is not rows[-1]]
-    return once and all(isinstance(one, (ast.Break, ast.Return)) and not _is_among(one, rows) for one in left)
+    left = [one for one in walk(around, ast.Continue, ast.Try, ast.Return) if one is not rows[-1]]
+    return once and all(isinstance(one, ast.Return) and not _is_among(one, rows) for one in left)
 
 
 def _is_among(node: ast.stmt, rows: Sequence[ast.stmt]) -> bool:
