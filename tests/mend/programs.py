@@ -147,6 +147,20 @@ def _attacked(x, w):
     return [ones @ w.T, (x + delta).T @ ones]
 
 
+def _by_one_turn(x):
+    """The gradient of the second step of an LSTM cell, whose state goes on without its graph."""
+    torch.manual_seed(0)
+    torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    cell = torch.nn.LSTMCell(4, 4, dtype=torch.float64)
+    opt, state = torch.optim.SGD(cell.parameters(), 0.1), (x, x)
+    for _ in range(2):
+        opt.zero_grad()
+        state = cell(x, [one.detach() for one in state])
+        state[0].square().sum().backward()
+        opt.step()
+    return cell.weight_hh.grad[:4]
+
+
 def _of_rows(h):
     """The gradient of the sum of squares of 3 (h - mean(h) / 2), with the mean of each row."""
     moved = 18 * (h - 0.5 * h.mean(1, keepdim=True))
@@ -1723,6 +1737,21 @@ def run():
     w.grad = cell.weight_hh.grad
 """,
         lambda x, w: [None, _by_two_turns(x.detach())],
+    ),
+    "both parts of the state of a cell": (
+        """
+cell = nn.LSTMCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = x.detach(), x.detach()
+    for _ in range(2):
+        state = cell(x.detach(), state)
+        opt.zero_grad()
+        state[0].square().sum().backward(retain_graph=True)
+        opt.step()
+    w.grad = cell.weight_hh.grad[:4]
+""",
+        lambda x, w: [None, _by_one_turn(x.detach())],
     ),
     "a state of an object whose method updates after each episode": (
         """

@@ -59,22 +59,23 @@ def carried(
             if leading:
                 found.setdefault(id(held.value), []).append(held)
                 known.update(leading)
-    states = tuple(_state(names, edges) for names in list(found.values())[:_MOST_STATES])
+    states = tuple(_state(names, edges, set(found)) for names in list(found.values())[:_MOST_STATES])
     are_all = bool(edges) and known == set(edges) and len(found) <= _MOST_STATES
     return states, are_all, {storages.storage_key(names[0].value) for names in found.values()}
 
 
-def _state(names: list[Held], edges: list[Edge]) -> Carried:
-    """Return the state that has these names: what one of these edges leads to, or the next value of that."""
+def _state(names: list[Held], edges: list[Edge], known: set[int]) -> Carried:
+    """Return the state that has these names: what one of these edges leads to, or the next value of that. `known` are
+    the ids of all states."""
     value = names[0].value
     renewed = (value.grad_fn, value.output_nr) not in edges
     variable = next((one.name for one in names if one.kind == "name"), "")
     held = next((one for one in names if one.kind != "name"), names[0])
     scopes = tuple(Site(code, 0) for code in held.scopes)
-    return Carried(held.name, held.kind, scopes, variable if held.kind != "name" else "", _whole(held), renewed)
+    return Carried(held.name, held.kind, scopes, variable if held.kind != "name" else "", _whole(held, known), renewed)
 
 
-def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:
+def _whole(held: Held, known: set[int]) -> Literal["", "list", "dict", "tuple"]:
     """Return what an item is in, if that holds nothing but tensors. A class of the program's own is what it is made of,
     unless it says itself what its items are; a named tuple is none."""
     kinds: dict[type, Literal["list", "dict", "tuple"]] = {list: "list", dict: "dict", tuple: "tuple"}
@@ -84,7 +85,7 @@ def _whole(held: Held) -> Literal["", "list", "dict", "tuple"]:
     changed = any(name in vars(one) for one in own[:-1] for name in _OF_ITEMS)
     kind = kinds[made] if made is not None and not changed and held.kind in ("item", "tuple") else None
     inside = held.owner.values() if kind == "dict" else held.owner
-    return kind if kind is not None and all(_is_like(one, held.value) for one in inside) else ""
+    return kind if kind is not None and all(id(one) in known or _is_like(one, held.value) for one in inside) else ""
 
 
 def _is_like(item: Any, state: torch.Tensor) -> bool:
