@@ -148,12 +148,12 @@ def _attacked(x, w):
 
 
 def _by_one_turn(x):
-    """The gradient of the second step of an LSTM cell, whose state goes on without its graph."""
+    """The gradient of the third step of an LSTM cell, whose state goes on without its graph."""
     torch.manual_seed(0)
     torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
     cell = torch.nn.LSTMCell(4, 4, dtype=torch.float64)
     opt, state = torch.optim.SGD(cell.parameters(), 0.1), (x, x)
-    for _ in range(2):
+    for _ in range(3):
         opt.zero_grad()
         state = cell(x, [one.detach() for one in state])
         state[0].square().sum().backward()
@@ -1744,7 +1744,7 @@ cell = nn.LSTMCell(4, 4, dtype=torch.float64)
 opt = torch.optim.SGD(cell.parameters(), 0.1)
 def run():
     state = x.detach(), x.detach()
-    for _ in range(2):
+    for _ in range(3):
         state = cell(x.detach(), state)
         opt.zero_grad()
         state[0].square().sum().backward(retain_graph=True)
