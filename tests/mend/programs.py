@@ -3840,6 +3840,115 @@ def run():
         row *= 3
     (maps.square().sum() + sum(kept).sum()).backward()
 """,
+    "a state that a method detaches after it has called itself": """
+class Steps:
+    def __init__(self):
+        self.weight = w.detach().clone().requires_grad_()
+        self.optimizer = torch.optim.SGD([self.weight], 0.01)
+        self.h = torch.zeros(3, 4, dtype=torch.float64)
+    def update(self, left):
+        self.h = torch.tanh(x @ self.weight + self.h)
+        self.optimizer.zero_grad()
+        self.h.square().sum().backward()
+        self.optimizer.step()
+        if left:
+            self.update(left - 1)
+def run():
+    Steps().update(2)
+""",
+    "a sum of turns that goes backward after the loop that steps": """
+def run():
+    weight = w.detach().clone().requires_grad_()
+    optimizer, h, total = torch.optim.SGD([weight], 0.01), torch.zeros(3, 4, dtype=torch.float64), 0
+    for turn in range(4):
+        h = torch.tanh(x @ weight + h)
+        total = total + h.sum()
+        if turn % 2:
+            optimizer.zero_grad()
+            h.square().sum().backward()
+            optimizer.step()
+    total.backward()
+""",
+    "rows that a loop writes, one of which is read in other runs": """
+def scaled(maps, first):
+    maps = maps * 2
+    one = maps[0] if first else None
+    for row in maps:
+        row -= 1
+        row *= 3
+    return one if first else maps
+def run():
+    scaled(x @ w, False).square().sum().backward()
+""",
+    "rows that a loop writes, some without autograd": """
+def run():
+    maps = x @ w
+    for row in maps:
+        with torch.no_grad():
+            row.clamp_(-1, 1)
+        row *= 3
+    maps.square().sum().backward()
+""",
+    "rows that a loop writes as long as they are small": """
+def run():
+    maps = x @ w
+    for row in maps:
+        while row.abs().sum() < 20:
+            row *= 2
+    maps.square().sum().backward()
+""",
+    "rows that a loop writes, of a list in other runs": """
+def scaled(maps):
+    for row in maps:
+        row -= 1
+        row *= 3
+    return maps[0].sum()
+def run():
+    maps = x @ w
+    if len(maps) > 9:
+        maps = list(maps)
+    scaled(maps).backward()
+""",
+    "halves of a new tensor, one of which the next turn reads": """
+def run():
+    total = 0
+    for turn in range(2):
+        if turn:
+            total = total + tail.sum()
+        code = torch.zeros(3, 4, dtype=torch.float64)
+        head, tail = code[:, :2], code[:, 2:]
+        head.copy_((x @ w)[:, :2].sin())
+        tail.copy_((x @ w)[:, 2:].exp())
+        total = total + code.sum()
+    total.backward()
+""",
+    "halves of a new tensor, at an index that a method sets": """
+class Codes:
+    size = 2
+    def grown(self, t):
+        self.size = 3
+        return t
+    def made(self, h):
+        code = torch.zeros(4, 3, dtype=torch.float64)
+        head, tail = code[:self.size], code[self.size:]
+        head.copy_(self.grown(h.t()[:2]))
+        tail.copy_(h.t()[0])
+        return code
+def run():
+    Codes().made(x @ w).square().sum().backward()
+""",
+    "fast weights of a longer dict than their gradients": """
+net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)).double()
+def run():
+    fast = {name: p.clone() for name, p in net[2:].named_parameters()}
+    y = torch.func.functional_call(net[2:], fast, ((x @ w)[:, :3],))
+    slopes = torch.autograd.grad(y.square().mean(), fast.values(), create_graph=True)
+    fast = {name: p.clone() for name, p in net.named_parameters()}
+    y = torch.func.functional_call(net, fast, (x @ w,))
+    for (name, p), slope in zip(fast.items(), slopes):
+        p -= 0.1 * slope.sum()
+    y.square().sum().backward()
+""",
     "rows that a loop writes, up to one that it skips": """
 def run():
     maps = x @ w

@@ -40,7 +40,21 @@ from noclobber.syntax.names import (
     targets,
     uses,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, LOOP, WITH, File, Place, Scope, last_line, walk
+from noclobber.syntax.tree import (
+    FOR,
+    FUNCTION,
+    LOOP,
+    WITH,
+    File,
+    Function,
+    Loop,
+    Place,
+    Scope,
+    ends,
+    last_line,
+    starts,
+    walk,
+)
 from noclobber.syntax.writes import is_number
 
 MOST_DETACHED = 3
@@ -80,6 +94,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
+    is_known &= not _goes_on_elsewhere(file, around)
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in event.carried]
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in event.carried))
     if isinstance(around, LOOP):  # what each turn makes before it reads it, no turn hands on
@@ -92,6 +107,14 @@ def _carried(scene: Scene) -> Iterator[Change]:
         for more in [retained, *[[]] * bool(retained)]:
             is_sound = is_known and not later and more is retained and not _is_left_with(end, texts)
             yield from change(title, [*more, edit], 1 + later + (more is not retained), is_sound=is_sound)
+
+
+def _goes_on_elsewhere(file: File, around: Loop | Function) -> bool:
+    """Return True if a backward below a loop may go through the graphs of its turns, or if a function calls itself."""
+    if not isinstance(around, LOOP):
+        return calls(around, around.name) != []
+    below = [one for one in calls(file.scope(around), "backward", "grad") if starts(one) > ends(around)]
+    return any(not file.loops(one) for one in below)
 
 
 def _is_left_with(end: ast.stmt, texts: list[str]) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace as replaced
 from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another, writes_through
+from noclobber.mend.holders.holding import given_for, is_new, keeps_nothing, may_get_another, writes_through
 from noclobber.mend.holders.placing import may_be_kept
 from noclobber.mend.holders.seen import hold_alone, holders_at, is_of, node_at
 from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
@@ -103,7 +103,7 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
         return False
     name, own = _container(pair[1]), names_bound(loop.target)
     others = loop.iter.args if isinstance(loop.iter, ast.Call) else []
-    if not all(one is pair[1] or _is_as_long(scope, one, name) for one in others):
+    if not all(one is pair[1] or _is_as_long(file, scope, one, name) for one in others):
         return False  # `zip` ends with the shortest, and what is not written has to stay
     if any(is_read_after(file, one, scope, last_line(loop)) for one in own):
         return False
@@ -118,6 +118,8 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
         item = ast.Subscript(pair[1], ast.Constant(0))
         return _is_list(file, pair[1]) and not may_be_kept(file, item, row)
     made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
+    if len(others) > 1 and len(made) > 1:
+        return False  # the gradients may be of another list
     used = [one for one in uses(scope, name, ast.Load) if one not in ast.walk(pair[1])]
     return (
         name not in parameters(scope)
@@ -148,7 +150,9 @@ def _only_reads(file: File, use: ast.expr) -> bool:
             break
         node, above = call, file.above[call]
     if isinstance(above, ast.Call) and called(above) in ("functional_call", "grad"):
-        return node in above.args[1:] and all(one.name != called(above) for one in functions(file.tree))
+        bound = {one.name for one in functions(file.tree)}
+        bound |= {one.id for one in walk(file.tree, ast.Name) if is_stored(file, one)}
+        return node in above.args[1:] and called(above) not in bound
     return keeps_nothing(file, use)
 
 
@@ -162,9 +166,11 @@ def _is_list(file: File, held: ast.Attribute) -> bool:
 _LISTS = (ast.List, ast.ListComp)
 
 
-def _is_as_long(scope: Scope, other: ast.expr, name: str) -> bool:
+def _is_as_long(file: File, scope: Scope, other: ast.expr, name: str) -> bool:
     """Return True if a scope binds a name only to the gradients of a list, as `grads = grad(loss, fast)`, or to what a
-    comprehension makes of each of its items."""
+    comprehension makes of each of its items, and then neither sets an item nor calls a method, as `grads.pop()`."""
+    if any(_is_item_set(file, one) or isinstance(file.above[one], ast.Attribute) for one in uses(scope, dotted(other))):
+        return False
     rows = [one for one in walk(scope, ast.stmt) if dotted(other) in map(dotted, targets(one))]
     given = [value for one in rows if isinstance(one, ast.Assign) and (value := _gone_through(one.value)) is not None]
     return bool(rows) and len(given) == len(rows) and all(_container(one) == name for one in given)
@@ -199,7 +205,7 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
     if loop is None or loop.orelse or file.indent(loop) is None or file.indent(loop.body[0]) is None:
         return
     pair, value = _iterated(loop, dotted(write.base)), value_of(write)
-    if len(loop.body) != 1 or pair is None or not value:
+    if loop.body != [write.statement] or pair is None or not value:
         return
     header = f"for {file.source(loop.target)} in {_as_long(file, loop) if stacked else file.source(loop.iter)}"
     for name, text in _wholes(file, loop, pair, value, header, stacked):
@@ -240,7 +246,8 @@ def _as_long(file: File, loop: For) -> str:
 
 
 def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
-    """Return True if a loop goes through a tensor by a name that alone holds it, but for the variable of the loop."""
+    """Return True if a loop goes through a tensor by a name that alone holds it, but for the variable of the loop, and
+    no other run of the function may hold it elsewhere, or have a list of tensors there."""
     file, loop, row, scope = write.file, _loop(write), write.statement, write.file.scope(write.statement)
     pair = _iterated(loop, write.name) if loop is not None else None
     if loop is None or pair is None or not isinstance(pair[1], ast.Name) or not has_torch(file):
@@ -250,7 +257,17 @@ def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
     if holders is None or not hold_alone(own, file, row, holders):
         return False
     again = [use for use in uses(scope, whole.id) if loop in file.around(use) and use is not whole]
-    if again or not scene.keeps_type(file) or any(isinstance(one, WITH) for one in file.around(row)):
+    around = (*file.around(row), *walk(loop, *WITH))
+    if again or not scene.keeps_type(file) or any(isinstance(one, WITH) for one in around):
+        return False
+    bound, given = uses(scope, whole.id, ast.Store), given_for(file, whole.id, scope)
+    made = [value_given(file, one) for one in bound]
+    if any(isinstance(one, (ast.Tuple, *_LISTS)) for one in made):
+        return False
+    if not bound and (not given or not all(is_new(file, one) for one in given)):
+        return False
+    read = [use for use in uses(scope, whole.id, ast.Load) if starts(use) < starts(loop) or file.loops(loop)]
+    if not all(use is whole or keeps_nothing(file, use, returned=False) for use in read):
         return False
     inside = [use for use in uses(scope, write.name) if loop in file.around(use) and use is not pair[0]]
     if not all(keeps_nothing(file, one, returned=False) for one in inside if not is_stored(file, one)):
@@ -357,8 +374,8 @@ def _is_written_alone(file: File, use: ast.Name) -> bool:
 
 
 def _are_parts_of_new(file: File, one: ast.Assign, made: dict[str, ast.expr], written: list[ast.Name]) -> bool:
-    """Return True if views are taken by indexes of a tensor that the function has made, nothing else reads that before
-    the last write to a view, and an index means the same there."""
+    """Return True if views are taken by slices of a tensor that the function has made, nothing else reads that before
+    the last write to a view, nothing reads a view of the turn before, and an index means the same there."""
     scope, last = file.scope(one), max(written, key=starts)
     wholes = {dotted(view.value) if isinstance(view, ast.Subscript) else "" for view in made.values()}
     name = wholes.pop()
@@ -367,15 +384,29 @@ def _are_parts_of_new(file: File, one: ast.Assign, made: dict[str, ast.expr], wr
         return False
     if any(len(uses(scope, each, ast.Store, ast.Del)) != 1 for each in made if each not in _added(file, written)):
         return False
+    if any(starts(use) < starts(one) for each in made for use in uses(scope, each, ast.Load)):
+        return False
     read = [use for use in uses(scope, name, ast.Load) if starts(row) < starts(use) < starts(last)]
     if any(use not in ast.walk(one) for use in read) or row not in file.block(one):
         return False
-    indexes = [each for view in made.values() if isinstance(view, ast.Subscript) for each in ast.walk(view.slice)]
-    names = {each.id for each in indexes if isinstance(each, ast.Name)} - {"self"}
-    set_below = [use for each in names for use in uses(scope, each, ast.Store) if starts(use) > starts(one)]
-    stored = any(isinstance(use.ctx, ast.Store) for use in walk(scope, ast.Attribute))
-    is_plain = not any(isinstance(each, (ast.Call, ast.Subscript, ast.NamedExpr)) for each in indexes)
-    return is_plain and not set_below and not (stored and any(isinstance(each, ast.Attribute) for each in indexes))
+    taken = [each for view in made.values() if isinstance(view, ast.Subscript) for each in indexes(view)]
+    return all(isinstance(each, (ast.Slice, ast.Constant, ast.UnaryOp)) and _stays(file, each, one) for each in taken)
+
+
+def _stays(file: File, index: ast.expr, row: ast.stmt) -> bool:
+    """Return True if an index means the same below a statement: it has numbers, variables of the function that are
+    neither bound nor written there, and attributes that `__init__` alone sets."""
+    scope = file.scope(row)
+    names = {each.id for each in walk(index, ast.Name)} - {"self"}
+    below = [use for each in names for use in uses(scope, each) if starts(use) > starts(row)]
+    held = {each.attr for each in walk(index, ast.Attribute)}
+    stored = [each for each in walk(file.tree, ast.Attribute) if each.attr in held and is_stored(file, each)]
+    return (
+        not any(isinstance(each, (ast.Call, ast.Subscript, ast.NamedExpr)) for each in ast.walk(index))
+        and not any(isinstance(use.ctx, ast.Store) or isinstance(file.above[use], ast.Attribute) for use in below)
+        and all(is_own(scope, each) and (each in parameters(scope) or uses(scope, each, ast.Store)) for each in names)
+        and all(getattr(file.scope(each), "name", "") == "__init__" for each in stored)
+    )
 
 
 def _added(file: File, written: list[ast.Name]) -> set[str]:
