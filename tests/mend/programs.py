@@ -1504,6 +1504,23 @@ opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
 }
 READ_ELSEWHERE = {
+    "a row of a list that a method hands out, which another run keeps": """
+class Rows:
+    def __init__(self):
+        self.rows = [None]
+    def all(self):
+        return [row for row in self.rows]
+    def loss(self, all_of_them):
+        self.rows[0] = x @ w
+        kept = self.all() if all_of_them else []
+        loss = self.rows[0].square().sum()
+        self.rows[0] += 1
+        return loss + self.rows[0].sum() + sum(row.sigmoid().sum() for row in kept)
+def run():
+    rows = Rows()
+    rows.loss(False).backward()
+    rows.loss(True).backward()
+""",
     "a loss that a function is given, which swaps the weights": """
 import contextlib
 net = nn.Linear(4, 4, dtype=torch.float64)
@@ -4030,6 +4047,50 @@ layer = Layer()
 def run():
     for _ in range(2):
         sum(layer(h) for h in (x, x @ w)).backward()
+""",
+    "optimizers of two attributes of an object, one of which is set by its dict": """
+class Agent:
+    def __init__(self):
+        self.g = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
+        self.d = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
+def run():
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+    agent = Agent()
+    vars(agent).update(d=nn.Sequential(agent.g[0], nn.Linear(4, 1).double()))
+    opt_g = torch.optim.SGD(agent.g.parameters(), 0.1)
+    opt_d = torch.optim.SGD(agent.d.parameters(), 0.1)
+    fake = agent.g(x.detach())
+    loss_g = fake.square().mean()
+    loss_d = agent.d(x.detach() + fake).square().mean()
+    opt_g.zero_grad()
+    loss_g.backward(retain_graph=True)
+    opt_g.step()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+""",
+    "optimizers of two attributes of an object, one of which its class sets otherwise": """
+class Agent:
+    def __init__(self):
+        self.g = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
+        self.d = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).double()
+    def __setattr__(self, name, value):
+        value = nn.Sequential(self.g[0], nn.Linear(4, 1).double()) if name == "d" else value
+        object.__setattr__(self, name, value)
+def run():
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+    agent = Agent()
+    opt_g = torch.optim.SGD(agent.g.parameters(), 0.1)
+    opt_d = torch.optim.SGD(agent.d.parameters(), 0.1)
+    fake = agent.g(x.detach())
+    loss_g = fake.square().mean()
+    loss_d = agent.d(x.detach() + fake).square().mean()
+    opt_g.zero_grad()
+    loss_g.backward(retain_graph=True)
+    opt_g.step()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
 """,
     "two optimizers of one module": NETS
     + """

@@ -225,7 +225,10 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
     innermost scope that binds it; where an item of it is set, too."""
     if isinstance(callee, ast.Attribute):
         of = callee.value
-        around = file.class_of(where) if last_name(of) == "self" else _class(file, called(bound_to(file, of, where)))
+        is_inside = last_name(of) == "self"
+        around = file.class_of(where) if is_inside else _class(file, called(bound_to(file, of, where)))
+        if not is_inside and around is not None and not _is_plain(file, around):
+            return []
         if around is None or _is_set_from_outside(file, callee.attr):
             return []
         return [one for one in walk(around, ast.AST) if _binds(one, f"self.{callee.attr}")]
@@ -241,6 +244,29 @@ def _binds(node: ast.AST, name: str) -> bool:
     if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
         return isinstance(node.ctx, ast.Store) and dotted(unindexed(node)) == name
     return isinstance(node, ast.arg) and node.arg == name
+
+
+def _is_plain(file: File, around: ast.ClassDef) -> bool:
+    """Return True if the attributes of the objects of a class are what the statements of the class set."""
+    bound = [one for one in walk(file.tree, ast.Name) if one.id == around.name and not isinstance(one.ctx, ast.Load)]
+    twice = [one for one in walk(file.tree, ast.ClassDef) if one.name == around.name and one is not around]
+    bases = {last_name(one) for one in around.bases}
+    hidden = any(words in file.text for words in _HIDDEN)
+    return not (bound or twice or hidden or around.decorator_list) and bases <= {"Module", "object"}
+
+
+_HIDDEN = (
+    "__new__",
+    "__setattr__",
+    "__getattr",
+    "__dict__",
+    "__class__",
+    "_parameters[",
+    "_modules",
+    "vars(",
+    "assign=",
+)
+"""What lets an object have other attributes than the statements of its class set."""
 
 
 def _is_set_from_outside(file: File, attribute: str) -> bool:

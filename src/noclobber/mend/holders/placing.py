@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.holders.holding import TAKING_OUT, given_for, keeps_nothing, taken_out
+from noclobber.mend.holders.holding import TAKING_OUT, asking, given_for, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
-from noclobber.syntax.names import called, called_by, dotted, last_name, named, names_bound, unindexed, uses
+from noclobber.syntax.names import called, called_by, dotted, last_name, mentioned, named, names_bound, unindexed, uses
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk
 from noclobber.syntax.writes import can_bind
 
@@ -77,7 +77,7 @@ def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: boo
         elif isinstance(above, ast.keyword) or getattr(file.above[above], "slice", None) is above:
             return False
         elif isinstance(above, ast.Return):
-            return not is_container
+            return not is_container or _is_handed_on(file, above, write)
         elif isinstance(above, ast.Call) and passes_on(file, above) is node:
             node = above
         elif isinstance(above, (*FOR, ast.comprehension)) and node is above.iter and is_container:
@@ -93,6 +93,16 @@ def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: boo
         else:
             return not _is_named_until(file, above, write)
     return False
+
+
+def _is_handed_on(file: File, back: ast.Return, write: ast.stmt) -> bool:
+    """Return True if what calls the function of a `return` of a container may keep an item of that."""
+    function = file.scope(back)
+    if not isinstance(function, FUNCTION):
+        return True
+    with asking(function) as is_first:
+        runs = [called_by(file, one) for one in mentioned(file, function.name)] if is_first else [None]
+        return any(one is None or _hands_out(file, one, write, is_container=True) for one in runs)
 
 
 def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:

@@ -441,7 +441,9 @@ def _may_share(file: File, optimizer: ast.Call) -> bool:
     if any(isinstance(one.value, ast.Call) for one in of_classes) or any(map(_is_cached, functions(file.tree))):
         return True
     roots = {dotted(one).partition(".")[0] for one in owners} - {"self"}
-    return any(_puts_part(one, roots) for one in walk(file.tree, ast.Assign)) or calls(file.tree, *_PUTTING) != []
+    grown = [one for one in calls(file.tree, "append", "extend", "insert") if first_name(owner(one)) in roots]
+    put = any(_puts_part(one, roots) for one in walk(file.tree, ast.Assign))
+    return put or grown != [] or calls(file.tree, *_PUTTING) != []
 
 
 _NAMED = (ast.Name, ast.Attribute)
