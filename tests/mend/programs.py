@@ -3873,6 +3873,26 @@ class Steps:
 def run():
     Steps().update(2)
 """,
+    "a state that a method detaches, of which another method goes backward": """
+class Steps:
+    def __init__(self):
+        self.weight = w.detach().clone().requires_grad_()
+        self.optimizer = torch.optim.SGD([self.weight], 0.01)
+        self.h, self.total = torch.zeros(3, 4, dtype=torch.float64), 0
+    def update(self):
+        self.h = torch.tanh(x @ self.weight + self.h)
+        self.total = self.total + self.h.mean()
+        self.optimizer.zero_grad()
+        self.h.square().sum().backward()
+        self.optimizer.step()
+    def finish(self):
+        self.total.backward()
+def run():
+    steps = Steps()
+    for _ in range(3):
+        steps.update()
+    steps.finish()
+""",
     "a sum of turns that goes backward after the loop that steps": """
 def run():
     weight = w.detach().clone().requires_grad_()

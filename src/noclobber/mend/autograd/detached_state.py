@@ -110,11 +110,12 @@ def _carried(scene: Scene) -> Iterator[Change]:
 
 
 def _goes_on_elsewhere(file: File, around: Loop | Function) -> bool:
-    """Return True if a backward below a loop may go through the graphs of its turns, or if a function calls itself."""
-    if not isinstance(around, LOOP):
-        return calls(around, around.name) != []
-    below = [one for one in calls(file.scope(around), "backward", "grad") if starts(one) > ends(around)]
-    return any(not file.loops(one) for one in below)
+    """Return True if a backward below a loop, or in another method, may go through the graphs of turns that are over,
+    or if a function or its class calls the function, which then runs again before its end."""
+    if isinstance(around, LOOP):
+        return any(starts(one) > ends(around) for one in calls(file.scope(around), "backward", "grad"))
+    region = file.class_of(around) or around
+    return calls(region, around.name) != [] or len(calls(region, "backward", "grad")) > 1
 
 
 def _is_left_with(end: ast.stmt, texts: list[str]) -> bool:
