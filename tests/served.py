@@ -1,6 +1,7 @@
 """Runs Python in forks of one process that has imported torch: it begins at once, and not after seconds of imports.
 
-A fork does as a new Python does that is started with the same words, folder, variables and files; but torch is there.
+A fork does as a new Python does that is started with the same words, folder, variables and files; but torch is there,
+and has read its own variables.
 """
 
 from __future__ import annotations

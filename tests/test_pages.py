@@ -54,14 +54,15 @@ def matches(shown: str, printed: str) -> bool:
 
 def run(command: str, folder: Path) -> str:
     words = shlex.split(command)
-    environ = os.environ | {"NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
+    given = dict[str, str]()
     while "=" in words[0]:
-        name, _, value = words.pop(0).partition("=")
-        environ[name] = value
+        name, _, given[name] = words.pop(0).partition("=")
+    environ = os.environ | {"NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")} | given
     program, *rest = words
     assert program in ("noclobber", "pytest", "python")
     words = [*([] if program == "python" else ["-m", program]), *rest]
-    if program == "pytest":  # it warns where its plugins are imported already
+    # pytest warns where its plugins are imported already, and torch reads some variables where it is imported.
+    if program == "pytest" or any(name.startswith("TORCH_") for name in given):
         done = subprocess.run(
             [sys.executable, *words],
             cwd=folder,

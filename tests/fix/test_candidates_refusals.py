@@ -87,7 +87,9 @@ def test_a_loop_over_the_rows_of_a_tensor_writes_them_by_index() -> None:
     lines = ["    for i, m in zip(range(len(image)), MEANS):", "        image[i].sub_(m).div_(2)", "    return image"]
     assert by_index.split("\n")[1:4] == lines
     assert into_clone.split("\n")[1:5] == ["    image = image.clone()", *lines]
-    assert any("    image = torch.stack([c.sub(m).div(2) for c, m in zip(image, MEANS)])\n" in one for one in rest)
+    assert any(
+        "    image = torch.stack([c.sub(m).div(2) for c, m in zip(image, MEANS, strict=True)])\n" in one for one in rest
+    )
 
 
 def test_views_are_taken_one_at_a_time() -> None:
