@@ -296,6 +296,18 @@ def run():
     raised(table, False)
     before.square().sum().backward()
 """,
+    "a loop over names by an attribute": """
+class Trainer:
+    def train(self):
+        a, b = (x @ w).exp(), (x @ w).cos()
+        y = a.sin().sum() + b.sin().sum()
+        for self.g in (a, b):
+            self.g.mul_(2)
+        (y + (a + b).sum()).backward()
+
+def run():
+    Trainer().train()
+""",
     "a level that is read by a name of its own before it rises again": """
 class State:
     def __init__(self, level):

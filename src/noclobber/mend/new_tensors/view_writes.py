@@ -284,7 +284,9 @@ def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
     loop, alone hold what is written."""
     file, loop, value = write.file, _loop(write), value_of(write)
     whole = loop.iter if loop is not None and dotted(loop.target) == write.name else None
-    if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or loop.orelse or not value:
+    if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or not isinstance(loop.target, ast.Name):
+        return
+    if loop.orelse or not value:
         return
     names = [dotted(one) for one in whole.elts]
     if "" in names or loop.body != [write.statement]:
