@@ -178,6 +178,11 @@ def names_bound(target: ast.AST) -> set[str]:
     return {one.id for one in walk(target, ast.Name)}
 
 
+def names_stored(node: ast.AST) -> set[str]:
+    """The plain names that a node binds, adds to or deletes, in functions inside it too."""
+    return {one.id for one in walk(node, ast.Name) if not isinstance(one.ctx, ast.Load)}
+
+
 def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[ast.Name]:
     """Where a scope itself has a plain name, in the order of the text: everywhere, or where it loads or stores it."""
     found = (one for one in within(scope, ast.Name) if one.id == name)

@@ -200,7 +200,9 @@ def _call_modules_as_usual(tree: ast.Module) -> None:
             usual = _USUAL.get(whole + alias.name)
             if alias.asname and usual and usual != alias.asname:
                 others[alias.asname] = usual
-    names = list(walk(tree, ast.Name)) if others else []
+    if not others:
+        return
+    names = list(walk(tree, ast.Name))
     bound = {one.id for one in names if not isinstance(one.ctx, ast.Load)} | {one.arg for one in walk(tree, ast.arg)}
     for one in names:
         if one.id in others and bound.isdisjoint((one.id, others[one.id])):

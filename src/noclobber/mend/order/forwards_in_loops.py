@@ -21,9 +21,9 @@ from noclobber.mend.order.run_again import (
     OF_MODELS,
     OF_VALUES,
     acts,
-    begins_anew,
     bound_by,
     changed_by,
+    is_same_again,
     models_of,
     rows_between,
 )
@@ -43,6 +43,7 @@ from noclobber.syntax.names import (
     made_of,
     named,
     names_bound,
+    names_stored,
     names_used,
     owner,
     targets,
@@ -87,7 +88,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     cost = 0 if calls(loop, "step") or is_same else 2
     title = "run the forward inside the loop" if moves else "run the forward again in the loop"
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
-    is_sound = steps_alike(loop, loop.body) and read.row in loop.body and begins_anew(scene, file, loop, rows)
+    is_sound = steps_alike(loop, loop.body) and read.row in loop.body and is_same_again(scene, file, loop, rows)
     for more in [retained, *[[]] * bool(retained)] if edits else []:
         sound = is_sound and more is retained
         yield from change(title, [*edits, *more], cost + (not moves), is_sound=sound, way="anew")
@@ -149,7 +150,7 @@ def _can_run(file: File, loop: Loop, rows: Sequence[ast.Assign], read: ast.stmt)
     models = models_of(file, loop)
     others = {one for one in models if not any(is_part(one, dotted(each)) for row in rows for each in named(row.value))}
     needed = made_of({name for one in calls(read, "backward") for name in names_bound(one.func)}, loop)
-    makes = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body") and needed & _stored(one)]
+    makes = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body") and needed & names_stored(one)]
     return not any(_computes_anew(file, one, models, others) for row in (*makes, read) for one in walk(row, ast.Call))
 
 
@@ -165,10 +166,6 @@ def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
 
 def _is_among(node: ast.stmt, rows: Sequence[ast.stmt]) -> bool:
     return any(node in ast.walk(one) for one in rows)
-
-
-def _stored(row: ast.stmt) -> set[str]:
-    return {one.id for one in walk(row, ast.Name) if not isinstance(one.ctx, ast.Load)}
 
 
 def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:

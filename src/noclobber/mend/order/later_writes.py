@@ -238,7 +238,8 @@ def _own(node: ast.AST) -> set[str]:
 def _uses_gradients(file: File, node: ast.AST) -> bool:
     """Return True if a statement or function reads or changes gradients, or steps, by its text."""
     names = {called(one) for one in walk(node, ast.Call) if not _is_of_object(file, one)}
-    if any(one.attr == "grad" or one.attr in _holding_gradients(file) for one in walk(node, ast.Attribute)):
+    held = {"grad"} | _holding_gradients(file)
+    if any(one.attr in held for one in walk(node, ast.Attribute)):
         return True
     if any(one.value == "grad" for one in walk(file.tree, ast.Constant)):
         return True  # `getattr(weight, "grad")`, `attrgetter("grad")`

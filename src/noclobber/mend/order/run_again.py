@@ -37,6 +37,7 @@ from noclobber.syntax.names import (
     made_of,
     named,
     names_bound,
+    names_stored,
     owner,
     unindexed,
     uses,
@@ -82,7 +83,7 @@ _COMPUTED = OF_VALUES - {"rsample", "sample", "register_hook", "requires_grad_",
 """Those that only compute."""
 
 
-def begins_anew(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
+def is_same_again(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
     """Return True if some rows of the block of a loop do the same however often they run, but for the weights, and if
     nothing but the loss of the loop needs what they compute."""
     bound = {name for row in rows for name in bound_by(row)}
@@ -128,14 +129,16 @@ def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assi
     outside = [one for one in others if loop not in file.around(one)]
     after = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body")] + rows_between(file, loop, rows)
     own, tracked = {one.id for one in within(scope, ast.Name) if is_stored(file, one)}, set(roots)
-    for _ in outside:
+    known = set[str]()
+    while known != tracked:
+        known = set(tracked)
         for one in outside:
             head = getattr(one, "iter", one) if hasattr(one, "body") else one
             used = {each.id for each in walk(head, ast.Name) if not acts(file, each)}
-            if (used - _stored_in(file, one)) & tracked:
-                tracked |= own & (used if isinstance(one, ast.Expr) else _stored_in(file, one))
+            if (used - _stored_in(one)) & tracked:
+                tracked |= own & (used if isinstance(one, ast.Expr) else _stored_in(one))
     root = {name for one in calls(loop, "backward") for name in names_bound(one.func)}
-    inside = {name for one in walk(loop, ast.stmt) for name in _stored_in(file, one)}
+    inside = {name for one in walk(loop, ast.stmt) for name in _stored_in(one)}
     if (made_of(root, loop) - inside - bound) & tracked:
         return False
     read = made_of({name for row in rows for name in names_bound(row.value)} - roots - bound, scope)
@@ -170,11 +173,11 @@ def _stored_within(scope: ast.AST) -> set[str]:
     return {one.id for one in within(scope, ast.Name) if not isinstance(one.ctx, ast.Load)}
 
 
-def _stored_in(file: File, row: ast.stmt) -> set[str]:
+def _stored_in(row: ast.stmt) -> set[str]:
     """The names that a statement binds: of a compound one, its head."""
     head = getattr(row, "target", getattr(row, "items", None)) if hasattr(row, "body") else row
     nodes = head if isinstance(head, list) else [head] if head is not None else []
-    return {one.id for node in nodes for one in walk(node, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    return set[str]().union(*map(names_stored, nodes))
 
 
 def _is_again_the_same(
