@@ -12,7 +12,7 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 from noclobber.model.source import Owner, Span, owner_of, source_text
-from noclobber.syntax.names import called, names_used, optimizer_of
+from noclobber.syntax.names import called, calls, names_used, optimizer_of, owner
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, last_line, parse, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
 
@@ -232,9 +232,12 @@ def run_by(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> 
             yield from run_by(scene, one, known | names)
 
 
-def hides(target: ast.expr | None) -> list[ast.Attribute]:
-    """The `t.data` in a target."""
-    return [one for one in walk(target, ast.Attribute) if one.attr == "data"] if target is not None else []
+def hides(target: ast.expr | None) -> list[tuple[ast.expr, ast.expr]]:
+    """The `t.data` and `t.detach()` in a target, each with its `t`."""
+    if target is None:
+        return []
+    read = [(one, one.value) for one in walk(target, ast.Attribute) if one.attr == "data"]
+    return [*read, *[(one, held) for one in calls(target, "detach") if (held := owner(one)) is not None]]
 
 
 def is_of_intent(finding: Finding) -> bool:

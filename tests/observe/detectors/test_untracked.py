@@ -1,6 +1,7 @@
 """Writes that autograd is kept from seeing: told where they make a gradient wrong, and only there."""
 
 import contextlib
+import pickle
 import threading
 import warnings
 
@@ -39,6 +40,14 @@ def under_no_grad(write):
 def through_data(write):
     def body(h):
         write(h.data)
+        return h * 3
+
+    return body
+
+
+def through_detach(write):
+    def body(h):
+        write(h.detach())
         return h * 3
 
     return body
@@ -176,6 +185,54 @@ def test_values_assigned_that_leave_the_gradient_as_it_is(body):
     assert warned(lambda: gradient(body)) == []
 
 
+def test_an_alias_that_is_kept_and_never_written():
+    def program():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        kept = h.detach()
+        mean = kept.clone().mul_(2)
+        (h * 3).sum().backward()
+        return mean
+
+    assert warned(program) == []
+
+
+def test_a_state_that_is_reset_below_its_last_use():
+    def program():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        loss = (h * 3).sum()
+        state = h.detach()
+        state *= torch.tensor([1.0, 0, 1, 0])
+        loss.backward()
+
+    assert warned(program) == []
+
+
+class Keeps(torch.Tensor):
+    """Keeps its type in the functions of a table, as torchvision's images do."""
+
+    KEEPING = frozenset({torch.Tensor.detach})
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        return out.as_subclass(cls) if func in cls.KEEPING else out
+
+
+def test_detach_is_found_in_a_table_of_the_program():
+    native, image = torch.Tensor.detach, torch.ones(3).as_subclass(Keeps)
+    assert type(image.detach()) is Keeps
+    with noclobber.watch():
+        assert type(image.detach()) is Keeps
+        assert torch.Tensor.detach == native
+        assert {native: 1}[torch.Tensor.detach] == {torch.Tensor.detach: 1}[native] == 1
+        assert pickle.loads(pickle.dumps(torch.Tensor.detach)) == native
+        assert torch.Tensor.detach.__name__ == "detach"
+        assert torch.Tensor.detach.__doc__ == native.__doc__
+        assert torch.overrides.is_tensor_method_or_property(torch.Tensor.detach)
+    assert torch.Tensor.detach is native
+
+
 def tracked(write):
     def body(h):
         write(h)
@@ -184,7 +241,7 @@ def tracked(write):
     return body
 
 
-HIDDEN = pytest.mark.parametrize("hidden", [under_no_grad, through_data])
+HIDDEN = pytest.mark.parametrize("hidden", [under_no_grad, through_data, through_detach])
 WRITES = {
     "mul_": lambda h: h.mul_(torch.tensor([2.0, 0, 2, 0])),
     "relu_": lambda h: h.relu_(),
@@ -280,6 +337,12 @@ def adapted_by_an_operator(w, b, inner):
     return w, b
 
 
+def adapted_through_detach(w, b, inner):
+    for p, g in zip((w, b), inner, strict=True):
+        p.detach().sub_(0.1 * g)
+    return w, b
+
+
 def adapted_out_of_place(w, b, inner):
     return w - 0.1 * inner[0], b - 0.1 * inner[1]
 
@@ -290,7 +353,7 @@ def adapted_without_a_graph(w, b, inner):
     return w, b
 
 
-@pytest.mark.parametrize("write", [adapted_in_place, adapted_by_an_operator])
+@pytest.mark.parametrize("write", [adapted_in_place, adapted_by_an_operator, adapted_through_detach])
 def test_a_graph_is_cut_off_at_a_parameter(write):
     assert set(warned(lambda: meta_learning(write))) == {"NC208"}
 
@@ -570,6 +633,7 @@ def test_nothing_of_the_program_is_kept_alive():
 OUTSIDE = {
     "under no_grad": ("y = x.exp()\nwith torch.no_grad():\n    y.mul_(2)", True),
     "through data": ("y = x.exp()\ny.data.mul_(2)", True),
+    "through detach": ("y = x.exp()\ny.detach().mul_(2)", True),
     "in the graph": ("y = x.exp()\ny.mul_(2)", False),
     "of a leaf": ("w = torch.ones(3, requires_grad=True)\ny = x * w\nwith torch.no_grad():\n    w.mul_(2)", False),
     "of a leaf through data": (

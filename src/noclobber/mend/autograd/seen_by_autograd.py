@@ -78,7 +78,7 @@ def _guards(block: With) -> bool:
 def _tracked(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change]:
     """A write through `.data` or `.detach()` as one that autograd sees: out of place, or into a clone."""
     file, target, name = write.file, write.target, write.name
-    shown = [replace(file, one, file.source(one.value)) for one in hides(target)]
+    shown = [replace(file, one, file.source(alone)) for one, alone in hides(target)]
     if not shown or not name or not is_read_again(file, name, write.statement):
         return
     if not isinstance(target, ast.Subscript):

@@ -80,6 +80,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("saves that a backward with create_graph makes of its inputs", double_backward.arm),
     Seen("what ctx.saved_tensors gives", save_hooks.arm_originals),
     Seen("assignments to `.data`", other_memory.arm_assignments),
+    Seen("aliases that `.detach()` makes", other_memory.arm_detached),
     Seen("the checks of `swap_tensors`", checks_of_swaps.arm),
     Seen("tensors that are swapped", other_memory.arm_swaps),
     Seen("writes that autograd does not know of", untracked_writes.arm),

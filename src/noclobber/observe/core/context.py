@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
@@ -39,8 +39,9 @@ Look = Callable[[Written, torch.Tensor, int, FrameType], object]
 class UnseenWrites(Protocol):
     """The watcher of writes that autograd cannot see (untracked_writes.py)."""
 
-    def data_taken(self, tensor: torch.Tensor, key: int) -> None:
-        """Called when the program reads `.data` of a tensor that requires grad, on the storage with this key."""
+    def taken_out(self, tensor: torch.Tensor, key: int, how: Literal["data", "detached"]) -> None:
+        """Called when the program takes an alias outside of the graph, by `.data` or `.detach()`, of a tensor that
+        requires grad, on the storage with this key."""
 
     def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> tuple[After, bool] | None:
         """Called before a write under `no_grad`, and before one to an attended storage.

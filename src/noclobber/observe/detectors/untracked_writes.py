@@ -1,4 +1,5 @@
-"""Untracked writes: autograd does not see them (`no_grad`, `.data`), yet it differentiates through what they wrote."""
+"""Untracked writes: autograd does not see them (`no_grad`, `.data`, `.detach()`), yet it differentiates through what
+they wrote."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 T = TypeVar("T")
-How = Literal["no_grad", "inference_mode", "data", "assigned"]
+Alias = Literal["data", "detached"]
+How = Literal["no_grad", "inference_mode", Alias, "assigned"]
 _ADDING = (*SHIFTS, "aten::index_add_", "aten::scatter_add_")
 """Writes that need no tracking: a constant that is added does not change the gradient."""
 _FLAT = tuple(f"aten::{name}_" for name in ("round", "floor", "ceil", "trunc", "sign", "heaviside"))
@@ -45,8 +47,8 @@ _PATIENCE = 3
 _OF_OTHERS = 1 / 8
 """What a backward call of another thread counts for that, while the thread of the write runs."""
 _MOST = 64
-_TAKEN = 8
-"""How many tensors of a thread are known by the reading of their `.data`."""
+_TAKEN = 16
+"""How many tensors of a thread are known by the aliases outside of the graph that it took of them."""
 _SOURCES = 256
 """How many nodes of a graph are searched for the leaves that a leaf's first values are computed from."""
 
@@ -90,10 +92,11 @@ class _Target(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """A tensor whose `.data` a thread read."""
+    """A tensor of which a thread took an alias outside of the graph."""
 
     thread: int
     target: _Target
+    how: Alias
     used: bool
     """Whether a graph already depended on the tensor."""
     waited: float = 0
@@ -166,8 +169,8 @@ class UntrackedWrites:
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
         self.taken: deque[_Taken] = deque()
-        """The tensors whose `.data` each thread read since its last backward, _TAKEN of a thread at most. The writes to
-        their storages are attended."""
+        """The tensors of which each thread took an alias since its last backward, _TAKEN of a thread at most. The writes
+        to their storages are attended."""
         self._begun: deque[_Target] = deque(maxlen=_MOST)
         """The leaves that got their first values from a graph."""
         self._passed: deque[_Target] = deque(maxlen=_MOST)
@@ -183,12 +186,13 @@ class UntrackedWrites:
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
-    def data_taken(self, tensor: torch.Tensor, key: int) -> None:
-        """Record that the program reads `tensor.data` of a tensor that requires grad, on the storage with this key."""
+    def taken_out(self, tensor: torch.Tensor, key: int, how: Alias) -> None:
+        """Record that the program takes an alias outside of the graph, by `.data` or `.detach()`, of a tensor that
+        requires grad, on the storage with this key."""
         if self._is_given(key) or (target := _target(tensor)) is None:
             return
         self._context.attend(self._look, (target.key,))
-        self.taken.append(_Taken(get_ident(), target, _is_used(tensor, target)))
+        self.taken.append(_Taken(get_ident(), target, how, _is_used(tensor, target)))
         everyone = list(self.taken)
         own = [one for one in everyone if one.thread == get_ident()]
         for one in own[:-_TAKEN] or everyone[:-_MOST]:
@@ -199,7 +203,7 @@ class UntrackedWrites:
         return any(forward.has(key) for forward in self._context.thread.given)
 
     def _forget_taken(self, _: Backward) -> None:
-        """Forget the tensors whose `.data` was read before a backward call, of other threads only after some calls."""
+        """Forget the aliases that were taken before a backward call, those of other threads only after some calls."""
         for one in self.taken.copy():
             one.waited += _share(one.thread)
             if one.waited >= 1:
@@ -216,7 +220,7 @@ class UntrackedWrites:
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], object], bool] | None:
-        """Record a write under `no_grad`, or after a read of `.data`, that is about to happen.
+        """Record a write under `no_grad`, or through an alias outside of the graph, that is about to happen.
 
         Returns what to call after the write, and whether the write goes to a computed tensor rather than to a leaf.
         None where the write needs no tracking.
@@ -236,7 +240,8 @@ class UntrackedWrites:
             return None
         target, how, used = found
         if target.identity:
-            return (self._into_leaf(written, tensor, target, key, frame, used=used), False) if how == "data" else None
+            aliased = how in ("data", "detached")
+            return (self._into_leaf(written, tensor, target, how, key, frame, used=used), False) if aliased else None
         if written.op in _FLAT:
             self._passed.append(target)
             self._drop_writes(target)
@@ -267,20 +272,20 @@ class UntrackedWrites:
         if tensor.requires_grad:
             return None
         taken = reversed(self.taken.copy())  # other threads add to it
-        return next(((one.target, "data", one.used) for one in taken if one.target.is_on(key)), None)
+        return next(((one.target, one.how, one.used) for one in taken if one.target.is_on(key)), None)
 
     def _into_leaf(
-        self, written: Written, tensor: torch.Tensor, leaf: _Target, key: int, frame: FrameType, *, used: bool
+        self, written: Written, tensor: torch.Tensor, leaf: _Target, how: How, key: int, frame: FrameType, *, used: bool
     ) -> Callable[[], None]:
-        """Return what to call after a write through `.data` of a leaf.
+        """Return what to call after a write through an alias of a leaf.
 
-        If the written values come from a graph, the `.data` alias is in that graph after the write.
+        If the written values come from a graph, the alias is in that graph after the write.
         """
         noted = self._note(written, tensor, key, frame)
 
         def after() -> None:
             if tensor.requires_grad:
-                self._cut_off(noted, "data", leaf, tensor, used=used)
+                self._cut_off(noted, how, leaf, tensor, used=used)
 
         return after
 

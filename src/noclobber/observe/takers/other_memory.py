@@ -1,12 +1,17 @@
-"""Sees a tensor get other memory, by `tensor.data = other` or `torch.utils.swap_tensors`.
+"""Sees a tensor get other memory, by `tensor.data = other` or `torch.utils.swap_tensors`, and an alias outside of the
+graph get a tensor's own, by `.data` or `.detach()`.
 
-No operator runs and no version moves. The saves that read the tensor itself follow it to its new memory.
+No version moves. The saves that read the tensor itself follow it to its new memory.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from functools import partial
+from types import MethodType
+from typing import Any
 
 import torch
 
@@ -20,6 +25,7 @@ from noclobber.observe.core.seen.sites import caller
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 
@@ -57,6 +63,44 @@ def arm_assignments(context: Context, way: Way) -> None:
     way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 
 
+class _Detach:
+    """`torch.Tensor.detach`, which reports what it is called on. It is found where a table has the native method, as
+    in the classes of torchvision that keep their type (torchvision 0.27, tv_tensors/_torch_function_helpers.py)."""
+
+    def __init__(self, native: Any, detach: Callable[..., torch.Tensor]) -> None:
+        functools.update_wrapper(self, native)
+        self._native, self._detach = native, detach
+
+    def __get__(self, tensor: torch.Tensor | None, _: type) -> object:
+        return self if tensor is None else MethodType(self._detach, tensor)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._detach(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._native or isinstance(other, _Detach)
+
+    def __hash__(self) -> int:
+        return hash(self._native)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return getattr, (torch.Tensor, "detach")
+
+
+def arm_detached(context: Context, way: Way) -> None:
+    """Watch each `.detach()` of a plain tensor in the graph, until the recorder disarms."""
+    native = private.lookup("_C.TensorBase.detach")
+    looked_at = way.entry(partial(_is_about_to_detach, context))
+
+    def detach(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        if type(tensor) in storages.PLAIN and tensor.requires_grad:
+            looked_at(tensor)
+        detached: torch.Tensor = native(tensor, *args, **kwargs)
+        return detached
+
+    way.patches.put(torch.Tensor, "detach", _Detach(native, passed_over(detach)))
+
+
 def arm_swaps(context: Context, way: Way) -> None:
     """Watch each swap of two tensors, until the recorder disarms."""
     swap = private.lookup("_C._swap_tensor_impl")
@@ -79,10 +123,17 @@ def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:
     with modes.plain():
         if not tensor.requires_grad or (key := storages.storage_key(tensor)) is None:
             return
-        context.untracked.data_taken(tensor, key)
+        context.untracked.taken_out(tensor, key, "data")
         if context.contents is not None and not is_leaf(tensor):
             compare(context.contents, context.live.at(key))
             context.contents.moves(key, storages.storage(tensor))
+
+
+def _is_about_to_detach(context: Context, tensor: torch.Tensor) -> None:
+    """Note a tensor in the graph of which an alias is made that no longer is: it shares the version counter."""
+    with modes.plain():
+        if (key := storages.storage_key(tensor)) is not None:
+            context.untracked.taken_out(tensor, key, "detached")
 
 
 def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:

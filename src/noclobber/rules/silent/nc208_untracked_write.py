@@ -2,13 +2,13 @@
 
 What happens
     A tensor that was computed from parameters is changed under `torch.no_grad()` or `torch.inference_mode()`, or
-    through `.data`, or it gets another tensor's values by `t.data = u`. The program goes on with it and calls
-    backward. The gradient leaves the derivative of the change out. If the values were copied from another tensor, that
+    through `.data` or `.detach()`, or it gets another tensor's values by `t.data = u`. The program goes on with it and
+    calls backward. The gradient leaves the derivative of the change out. If the values were copied from another tensor, that
     tensor gets no gradient.
 
 Why
-    Autograd differentiates what it has recorded. Under `no_grad` and `inference_mode`, and for `.data`, nothing is
-    recorded: the values change, but the graph does not. PyTorch cannot know whether you meant that.
+    Autograd differentiates what it has recorded. Under `no_grad` and `inference_mode`, and for `.data` and `.detach()`,
+    nothing is recorded: the values change, but the graph does not. PyTorch cannot know whether you meant that.
 
 Example
     import torch
@@ -61,6 +61,7 @@ _WHERE = {
     "no_grad": "under `no_grad`",
     "inference_mode": "under `inference_mode`",
     "data": "through `.data`",
+    "detached": "through `.detach()`",
     "assigned": "by `t.data = u`",
 }
 
@@ -111,6 +112,7 @@ def _unrecorded(event: Untracked, write: Write) -> str:
         "no_grad": "under `no_grad` nothing is recorded",
         "inference_mode": "under `inference_mode` nothing is recorded",
         "data": "a write through `.data` is not recorded",
+        "detached": "a write through `.detach()` is not recorded",
         "assigned": "an assignment to `.data` is not recorded",
     }[event.how]
     if event.source is not None:
