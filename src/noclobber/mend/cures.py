@@ -30,8 +30,10 @@ from noclobber.mend.copies.own_bytes import (
 from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
 from noclobber.mend.flags import without_cache, without_flag, written_in_place
 from noclobber.mend.new_tensors.new_tensor import put_into, written_anew
+from noclobber.mend.new_tensors.new_wholes import new_wholes
 from noclobber.mend.new_tensors.returned import given_new
-from noclobber.mend.new_tensors.view_writes import as_lists, views
+from noclobber.mend.new_tensors.rows_in_lists import as_lists
+from noclobber.mend.new_tensors.view_writes import views
 from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_views import views_later
 from noclobber.mend.order.later_writes import hook_later, put_off
@@ -59,6 +61,7 @@ CURES: tuple[Mend, ...] = (
     recorded_views,
     let_see,
     views,
+    new_wholes,
     into_clone,
     written_anew,
     put_into,

@@ -90,9 +90,9 @@ class Undeclared:
 class Untracked:
     """A tensor in the graph got values that autograd does not know about, and backward then went through it.
 
-    `how`: under `no_grad` or `inference_mode`, through `.data` or `.detach()`, or by `t.data = u`. `source` is the value written,
-    where that itself is in a graph, which is cut off there; None where the write has its own derivative (`mul_`,
-    `relu_`): it is left out.
+    `how`: under `no_grad` or `inference_mode`, through `.data` or `.detach()`, or by `t.data = u`. `source` is what was
+    written, where that itself is in a graph, which is cut off there; None where the write has its own derivative
+    (`mul_`, `relu_`): it is left out.
     """
 
     write: Write

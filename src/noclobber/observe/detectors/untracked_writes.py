@@ -169,8 +169,8 @@ class UntrackedWrites:
         self._way: Way | None = None
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
         self.taken: deque[_Taken] = deque()
-        """The tensors of which each thread took an alias since its last backward, _TAKEN of a thread at most. The writes
-        to their storages are attended."""
+        """The tensors of which each thread took an alias since its last backward, _TAKEN of a thread at most. Writes to
+        their storages are attended."""
         self._begun: deque[_Target] = deque(maxlen=_MOST)
         """The leaves that got their first values from a graph."""
         self._passed: deque[_Target] = deque(maxlen=_MOST)

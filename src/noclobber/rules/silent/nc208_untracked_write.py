@@ -3,8 +3,8 @@
 What happens
     A tensor that was computed from parameters is changed under `torch.no_grad()` or `torch.inference_mode()`, or
     through `.data` or `.detach()`, or it gets another tensor's values by `t.data = u`. The program goes on with it and
-    calls backward. The gradient leaves the derivative of the change out. If the values were copied from another tensor, that
-    tensor gets no gradient.
+    calls backward. The gradient leaves the derivative of the change out. If the values were copied from another
+    tensor, that tensor gets no gradient.
 
 Why
     Autograd differentiates what it has recorded. Under `no_grad` and `inference_mode`, and for `.data` and `.detach()`,

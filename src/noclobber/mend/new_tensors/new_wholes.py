@@ -1,0 +1,351 @@
+"""A loop that writes what it goes through, as a new whole: a list, a dict, a stack of rows, or new tensors for names.
+
+Sound is a new list for one that the function has made, of new tensors, where each was seen to be held by that list and
+by the variable of the loop alone. The function only reads the list, hands it to what keeps nothing of it, or returns
+it. What the loop takes beside it is known to be as long: its gradients, or what a comprehension makes of its items. All
+else is tried.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace as replaced
+
+from noclobber.mend.change import Change, change
+from noclobber.mend.holders.holding import given_for, is_new, keeps_nothing, may_get_another, writes_through
+from noclobber.mend.holders.placing import may_be_kept
+from noclobber.mend.holders.seen import hold_alone, holders_at, is_of, node_at
+from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
+from noclobber.mend.scene import Scene
+from noclobber.model.reports.finding import Cure
+from noclobber.model.seen.operators import SPLITS
+from noclobber.syntax.edits import before, insert, replace, rewritten, with_argument
+from noclobber.syntax.names import (
+    called,
+    called_by,
+    dotted,
+    has_torch,
+    is_own,
+    is_read_after,
+    is_stored,
+    names_bound,
+    names_used,
+    owner,
+    parameters,
+    targets,
+    uses,
+    value_given,
+)
+from noclobber.syntax.tree import FOR, WITH, File, Scope, functions, last_line, parse, starts, walk
+from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_in
+
+For = ast.For | ast.AsyncFor
+Pair = tuple[ast.expr, ast.expr]
+"""The variable of a loop, and what it goes through."""
+
+
+def new_wholes(scene: Scene) -> Iterator[Change]:
+    """The writes of a finding to what a loop goes through, as a new whole."""
+    yield from sorted(_made_anew(scene), key=lambda one: not one.is_sound)
+
+
+def _made_anew(scene: Scene) -> Iterator[Change]:
+    for write in scene.writes() if scene.may_write_anew or scene.is_unseen else ():
+        cost, stacked = 1 if scene.is_unseen else 2, scene.code == "NC303"
+        is_sound = _is_whole_alone(scene, write) if stacked else scene.is_clobber and _is_of_own_list(scene, write)
+        yield from _of_names(scene, write, cost)
+        yield from _into_new(write, cost, stacked=stacked, is_sound=is_sound)
+        yield from _into_rows(write, cost, is_sound=is_sound) if stacked else ()
+
+
+def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if a loop writes to what a list or a dict of the function holds, which may be another one after
+    that."""
+    file, loop, row = write.file, loop_of(write), write.statement
+    pair = iterated(loop, dotted(write.base)) if loop is not None else None
+    holders, scope = holders_at(scene.finding, file, row), file.scope(row)
+    if loop is None or pair is None or not _container(pair[1]) or holders is None:
+        return False
+    name, own = _container(pair[1]), names_bound(loop.target)
+    others = loop.iter.args if isinstance(loop.iter, ast.Call) else []
+    if not all(one is pair[1] or _is_as_long(file, scope, one, name) for one in others):
+        return False  # `zip` ends with the shortest, and what is not written has to stay
+    if any(is_read_after(file, one, scope, last_line(loop)) for one in own):
+        return False
+    if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
+        return False
+    if any(isinstance(one, WITH) for one in file.around(row)):
+        return False
+    is_copy = isinstance(row, ast.Assign) or called(write.call) == "copy_"  # which may give what another name holds
+    if is_copy or scene.lines_written(file) != {row.lineno} or not scene.keeps_type(file):
+        return False
+    if isinstance(pair[1], ast.Attribute):
+        item = ast.Subscript(pair[1], ast.Constant(0))
+        return _is_list(file, pair[1]) and not may_be_kept(file, item, row)
+    made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
+    if len(others) > 1 and len(made) > 1:
+        return False  # the gradients may be of another list
+    used = [one for one in uses(scope, name, ast.Load) if one not in ast.walk(pair[1])]
+    return (
+        name not in parameters(scope)
+        and is_own(scope, name)
+        and all(isinstance(one, ast.Assign) and _lists_new(file, one.value) for one in made)
+        and all(isinstance(file.above[one], ast.Return) or _only_reads(file, one) for one in used)
+        and not any(loop in file.around(one) or _is_item_set(file, one) for one in used)
+    )
+
+
+def _container(whole: ast.expr) -> str:
+    """`fast` of `fast`, of `fast.values()` and `list(fast.items())`."""
+    while isinstance(whole, ast.Call):
+        if called(whole) in ("values", "items", "keys") and not whole.args:
+            return dotted(owner(whole))
+        if dotted(whole.func) not in ("list", "tuple") or len(whole.args) != 1:
+            return ""
+        whole = whole.args[0]
+    return dotted(whole)
+
+
+def _only_reads(file: File, use: ast.expr) -> bool:
+    """Return True if a use of a container keeps none of its items: `functional_call(net, fast, x)`, `grad(y, fast)`."""
+    node, above = use, file.above[use]
+    while isinstance(above, (ast.Attribute, ast.Call)):
+        call = called_by(file, above) if isinstance(above, ast.Attribute) else above
+        if call is None or _container(call) != dotted(use):
+            break
+        node, above = call, file.above[call]
+    if isinstance(above, ast.Call) and called(above) in ("functional_call", "grad"):
+        bound = {one.name for one in functions(file.tree)}
+        bound |= {one.id for one in walk(file.tree, ast.Name) if is_stored(file, one)}
+        return node in above.args[1:] and called(above) not in bound
+    return keeps_nothing(file, use)
+
+
+def _is_list(file: File, held: ast.Attribute) -> bool:
+    """Return True if a file sets an attribute of this name to lists alone."""
+    stored = [one for one in walk(file.tree, ast.Attribute) if one.attr == held.attr and is_stored(file, one)]
+    rows = [file.statement(one) for one in stored]
+    return rows != [] and all(isinstance(one, ast.Assign) and isinstance(one.value, _LISTS) for one in rows)
+
+
+_LISTS = (ast.List, ast.ListComp)
+
+
+def _is_as_long(file: File, scope: Scope, other: ast.expr, name: str) -> bool:
+    """Return True if a scope binds a name only to the gradients of a list, as `grads = grad(loss, fast)`, or to what a
+    comprehension makes of each of its items, and then neither sets an item nor calls a method, as `grads.pop()`."""
+    if any(_is_item_set(file, one) or isinstance(file.above[one], ast.Attribute) for one in uses(scope, dotted(other))):
+        return False
+    rows = [one for one in walk(scope, ast.stmt) if dotted(other) in map(dotted, targets(one))]
+    given = [value for one in rows if isinstance(one, ast.Assign) and (value := _gone_through(one.value)) is not None]
+    return bool(rows) and len(given) == len(rows) and all(_container(one) == name for one in given)
+
+
+def _gone_through(value: ast.expr) -> ast.expr | None:
+    """`fast` of `torch.autograd.grad(loss, fast)` and of `[one * 0 for one in fast]`."""
+    if isinstance(value, ast.ListComp):
+        return value.generators[0].iter if len(value.generators) == 1 and not value.generators[0].ifs else None
+    return value.args[1] if isinstance(value, ast.Call) and called(value) == "grad" and len(value.args) > 1 else None
+
+
+def _is_item_set(file: File, use: ast.Name) -> bool:
+    above = file.above[use]
+    return isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load)
+
+
+def _lists_new(file: File, value: ast.expr) -> bool:
+    """`[w.clone() for w in weights]`: whether an expression makes a list of new tensors."""
+    parts = [value.elt] if isinstance(value, ast.ListComp) else value.elts if isinstance(value, ast.List) else []
+    parts = [value.value] if isinstance(value, ast.DictComp) else parts
+    return bool(parts) and all(is_new(file, one) for one in parts)
+
+
+def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = False) -> Iterator[Change]:
+    """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
+    listed = write.statement.value if isinstance(write.statement, ast.Expr) else None
+    if isinstance(listed, ast.ListComp) and listed.elt is write.call:
+        yield from _new_list(write, listed, cost)
+        return
+    file, loop = write.file, loop_of(write)
+    if loop is None or loop.orelse or file.indent(loop) is None or file.indent(loop.body[0]) is None:
+        return
+    pair, value = iterated(loop, dotted(write.base)), value_of(write)
+    if loop.body != [write.statement] or pair is None or not value:
+        return
+    header = f"for {file.source(loop.target)} in {_as_long(file, loop) if stacked else file.source(loop.iter)}"
+    for name, text in _wholes(file, loop, pair, value, header, stacked):
+        if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
+            title = f"make a new `{name}` out of place"
+            yield Change(title, (replace(file, loop, text),), cost, Cure.OUT_OF_PLACE, is_sound)
+
+
+def _into_rows(write: WriteSyntax, cost: int, *, is_sound: bool) -> Iterator[Change]:
+    """A loop whose statements write the rows that it goes through, so that each is bound anew, and all are stacked."""
+    file, loop, row = write.file, loop_of(write), dotted(write.base)
+    pair = iterated(loop, row) if loop is not None else None
+    if loop is None or pair is None or not dotted(pair[1]) or len(loop.body) < 2 or loop.orelse:
+        return
+    if file.indent(loop) is None or file.indent(loop.body[0]) is None:
+        return
+    if next(walk(loop, ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom), None) is not None:
+        return
+    name, used = dotted(pair[1]), names_used(file.scope(loop))
+    writing = [one for one in writes_through(file, file.scope(loop), row) if loop in file.around(one)]
+    made = [out_of_place(write_in(file, one)) for one in writing]
+    rows = next(one for one in ("rows", f"new_{row}", f"{row}_rows") if one not in used)
+    if any(len(one) != 1 or not one[0].replacement.startswith(f"{row} = ") for one in made):
+        return
+    stack = f"\n{file.indent(loop)}{name} = torch.stack({rows})"
+    end = insert(file, *file.end_of_line(last_line(loop)), f"\n{file.indent(loop.body[0])}{rows}.append({row}){stack}")
+    edits = [*(edit for one in made for edit in one), before(file, loop, f"{rows} = []"), end]
+    edits += [replace(file, loop.iter, _as_long(file, loop))] * isinstance(loop.iter, ast.Call)
+    yield from change(f"make a new `{name}` of new rows", edits, cost, Cure.OUT_OF_PLACE, is_sound)
+
+
+def _as_long(file: File, loop: For) -> str:
+    """`zip(x, means, strict=True)`, as a row that no number belongs to would be left out."""
+    given = loop.iter
+    if not isinstance(given, ast.Call) or called(given) != "zip" or given.keywords:
+        return file.source(given)
+    return rewritten(file, file.span(given), [with_argument(file, given, "strict=True")])
+
+
+def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if a loop goes through a tensor by a name that alone holds it, but for the variable of the loop, and
+    no other run of the function may hold it elsewhere, or have a list of tensors there."""
+    file, loop, row, scope = write.file, loop_of(write), write.statement, write.file.scope(write.statement)
+    pair = iterated(loop, write.name) if loop is not None else None
+    if loop is None or pair is None or not isinstance(pair[1], ast.Name) or not has_torch(file):
+        return False
+    whole = pair[1]
+    own, holders = [whole.id, write.name], holders_at(scene.finding, file, row)
+    if holders is None or not hold_alone(own, file, row, holders):
+        return False
+    again = [use for use in uses(scope, whole.id) if loop in file.around(use) and use is not whole]
+    around = (*file.around(row), *walk(loop, *WITH))
+    if again or not scene.keeps_type(file) or any(isinstance(one, WITH) for one in around):
+        return False
+    bound, given = uses(scope, whole.id, ast.Store), given_for(file, whole.id, scope)
+    made = [value_given(file, one) for one in bound]
+    if any(isinstance(one, (ast.Tuple, *_LISTS)) for one in made):
+        return False
+    if not bound and (not given or not all(is_new(file, one) for one in given)):
+        return False
+    read = [use for use in uses(scope, whole.id, ast.Load) if starts(use) < starts(loop) or file.loops(loop)]
+    if not all(use is whole or keeps_nothing(file, use, returned=False) for use in read):
+        return False
+    inside = [use for use in uses(scope, write.name) if loop in file.around(use) and use is not pair[0]]
+    if not all(keeps_nothing(file, one, returned=False) for one in inside if not is_stored(file, one)):
+        return False
+    return not any(is_stored(file, one) for one in inside) and (
+        all(is_own(scope, one) for one in own)
+        and not is_read_after(file, write.name, scope, last_line(loop))
+        and may_get_another(file, whole.id, row, own, node_at(file, row, holders))
+    )
+
+
+def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
+    """`for one in (a, b): one.relu_()` as `a, b = a.relu(), b.relu()`. Sound where these names, and the variable of the
+    loop, alone hold what is written."""
+    file, loop, value = write.file, loop_of(write), value_of(write)
+    whole = loop.iter if loop is not None and dotted(loop.target) == write.name else None
+    if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or not isinstance(loop.target, ast.Name):
+        return
+    if loop.orelse or not value:
+        return
+    names = [dotted(one) for one in whole.elts]
+    if "" in names or loop.body != [write.statement]:
+        return
+    new = ", ".join(_renamed(value, write.name, one) for one in names)
+    found = Change("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost, Cure.OUT_OF_PLACE)
+    if scene.keeps_type(file) and _are_alone(scene, write, loop, names):
+        first = replaced(write, target=whole.elts[0])
+        found = with_those_refused_next(file, write.statement, replaced(found, is_sound=True), first) or found
+    yield found
+
+
+def _are_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) -> bool:
+    """Return True if one of some names at a time, and the variable of the loop, held what the one line wrote, and
+    nothing above the loop keeps what they hold."""
+    file, row, scope = write.file, write.statement, write.file.scope(write.statement)
+    holders, own = holders_at(scene.finding, file, row), {*names, write.name}
+    if holders is None or not hold_alone(own, file, row, holders):
+        return False
+    bound, at = [one for name in names for one in uses(scope, name, ast.Store)], node_at(file, row, holders)
+    if called(write.call) == "copy_" or any(_is_bound_with(file, one, names) for one in bound):
+        return False  # two of the names may then be one tensor
+    if not all(may_get_another(file, one, row, [*own], at) for one in names):
+        return False
+    if not scene.lines_written(file) <= {row.lineno} or any(isinstance(one, WITH) for one in file.around(row)):
+        return False
+    if is_read_after(file, write.name, scope, last_line(loop)) or len(own) <= len(names):
+        return False
+    above = [one for name in names for one in uses(scope, name, ast.Load) if starts(one) < starts(loop)]
+    return all(is_own(scope, one) for one in own) and all(keeps_nothing(file, one) for one in above)
+
+
+def _is_bound_with(file: File, name: ast.Name, names: list[str]) -> bool:
+    """Return True if a statement may bind several names to one tensor: `a = b = f(x)`, `a, b = f(x)`."""
+    row = file.statement(name)
+    if not isinstance(row, ast.Assign) or sum(dotted(one) in names for one in targets(row)) < 2:
+        return False
+    return len(row.targets) > 1 or (value_given(file, name) is None and called(row.value) not in SPLITS)
+
+
+def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[Change]:
+    """`[t.add_(1) for t in ts]` as `ts = [t + 1 for t in ts]`."""
+    file, loop = write.file, listed.generators[0]
+    name, text = dotted(loop.iter), expression(file, write.call) if write.call is not None else None
+    if name and text and write.call is not None and dotted(loop.target) == write.name:
+        new = f"{name} = {file.source(listed)}".replace(file.source(write.call), text, 1)
+        yield Change(f"make a new `{name}` out of place", (replace(file, listed, new),), cost)
+
+
+def loop_of(write: WriteSyntax) -> For | None:
+    found = (one for one in (write.statement, *write.file.around(write.statement)) if isinstance(one, FOR))
+    return next(found, None)
+
+
+def iterated(loop: For, name: str) -> Pair | None:
+    """The loop variable of a name, and the expression whose parts it goes through."""
+    targets, sources = [loop.target], [loop.iter]
+    if isinstance(loop.target, ast.Tuple):
+        zipped = loop.iter
+        if not isinstance(zipped, ast.Call) or called(zipped) != "zip" or len(zipped.args) != len(loop.target.elts):
+            return None
+        targets, sources = loop.target.elts, zipped.args
+    for one, whole in zip(targets, sources, strict=True):
+        if isinstance(one, ast.Tuple) and called(whole) == "items" and len(one.elts) == 2:
+            one = one.elts[1]
+        if dotted(one) == name:
+            return one, whole
+    return None
+
+
+def _wholes(file: File, loop: For, taken: Pair, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
+    """Name and statement of a new whole: of a tensor, of a list, of a dict by its keys."""
+    target, whole = taken
+    if dotted(whole):
+        name = dotted(whole)
+        rows = f"[{value} {header}]"
+        yield name, f"{name} = torch.stack({rows})" if stacked else f"{name} = {rows}"
+    elif called(whole) == "items" and isinstance(pair := file.above[target], ast.Tuple) and dotted(owner(whole)):
+        name = dotted(owner(whole))
+        yield name, f"{name} = {{{file.source(pair.elts[0])}: {value} {header}}}"
+    elif isinstance(whole, ast.Call) and called(whole) == "values" and isinstance(whole.func, ast.Attribute):
+        name = dotted(whole.func.value)
+        into = file.source(loop.target).replace(dotted(target), f"(name, {dotted(target)})", 1)
+        into = into if isinstance(loop.target, ast.Tuple) else f"name, {dotted(target)}"
+        source = file.source(loop.iter).replace(file.source(whole), f"{name}.items()")
+        if name:
+            yield name, f"{name} = {{name: {value} for {into} in {source}}}"
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    """The text of an expression with a name in place of another."""
+    file = parse("", text)
+    if file is None:
+        return text
+    edits = (replace(file, one, new) for one in walk(file.tree, ast.Name) if one.id == old)
+    return rewritten(file, file.span(file.tree.body[0]), edits)
