@@ -58,6 +58,12 @@ prototypes = torch.nn.Parameter(torch.randn(5, 3))
 prototypes[0] = 0.5
 torch.cdist(torch.randn(4, 3), prototypes).square().sum().backward()
 """
+PADDED = """\
+import torch
+table = torch.nn.Embedding(5, 3, padding_idx=0)
+table.weight[1] = 0.5
+torch.cdist(torch.randn(4, 3), table(torch.tensor([0, 1, 2]))).square().sum().backward()
+"""
 GIVEN = """\
 import torch
 points, w = torch.nn.Parameter(torch.randn(5, 3)), torch.ones(3, requires_grad=True)
@@ -104,6 +110,11 @@ ONCE = "torch.set_grad_enabled(False); {}; torch.set_grad_enabled(True)"
             LEAF,
             ("prototypes[0] = 0.5", ONCE.format("prototypes[0] = 0.5")),
             ("prototypes[0] = 0.5", f"{ONCE.format('prototypes[0] = 0.5')}; prototypes.requires_grad_()[1:].detach_()"),
+        ),
+        (
+            PADDED,
+            ("table.weight[1] = 0.5", ONCE.format("table.weight[1] = 0.5")),
+            ("table.weight[1] = 0.5", f"{ONCE.format('table.weight[1] = 0.5')}; table.padding_idx = None"),
         ),
         (
             GIVEN,

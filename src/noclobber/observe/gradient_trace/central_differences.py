@@ -7,7 +7,7 @@ the direction, and once more with the leaves moved the other way (tests/fix/test
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -60,6 +60,10 @@ class Moved(ForwardMode):
         if (place := self._places.pop(id(leaf), None)) is not None:
             leaf.data.copy_(place)
 
+    def _pad(self, rows: torch.Tensor, is_padding: torch.Tensor, weight: torch.Tensor, row: int) -> None:
+        if (place := self._places.get(id(weight))) is not None:
+            rows.data[is_padding] = place[row]
+
     def _begun(self, func: Callable[..., object], used: list[torch.Tensor]) -> None:
         """Put a leaf back that is about to be written, if the write makes it another leaf."""
         if not self._updates or not used or not _writes(func):
@@ -83,9 +87,12 @@ class MovedAtFirst(Moved):
             elif not tensor.requires_grad and id(tensor) in self._leaves:
                 self._leave(tensor)
         try:
-            return func(*args, **kwargs)
+            result: Any = func(*args, **kwargs)
         finally:
             self._look(recorded=False, given=False)  # a leaf that gets its first values here is moved again
+        if func is torch.nn.functional.embedding:
+            self.looked_up(result, args, kwargs)
+        return result
 
 
 def _writes(func: Callable[..., object]) -> bool:

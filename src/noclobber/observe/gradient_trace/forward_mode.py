@@ -124,9 +124,26 @@ class ForwardMode(TorchFunctionMode):
         given = any(_has_tangent(tensor) and not is_on(tensor, used[0]) for tensor in used[1:])
         try:
             with nullcontext() if recorded else self._without_tangents(False):
-                return _apart(func, args, kwargs)
+                result: Any = _apart(func, args, kwargs)
         finally:
             self._look(recorded, given)
+        if recorded and func is torch.nn.functional.embedding:
+            self.looked_up(result, args, kwargs)
+        return result
+
+    def looked_up(self, rows: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called with the rows that a call of `embedding` has given. Its backward gives the row of the padding no
+        gradient, though the result depends on it, and may scale all others (torch 2.13;
+        tests/observe/gradient_trace/test_tangents.py)."""
+        (indices, weight), padding = args, kwargs["padding_idx"]
+        self.custom |= bool(kwargs["scale_grad_by_freq"])
+        if padding is not None:
+            self._pad(rows, indices == padding % len(weight), weight, padding)
+
+    def _pad(self, rows: torch.Tensor, is_padding: torch.Tensor, _: torch.Tensor, row: int) -> None:
+        """Make the rows that an embedding pads with constants, which are a row of its weight."""
+        if (tangent := forward_ad.unpack_dual(rows).tangent) is not None:  # type: ignore[no-untyped-call]
+            tangent.masked_fill_(is_padding.unsqueeze(-1), 0)
 
     def _begun(self, func: Callable[..., object], used: list[torch.Tensor]) -> None:
         """Called before each call in which gradients would be recorded, with the tensors that it uses."""
