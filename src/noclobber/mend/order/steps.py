@@ -5,11 +5,10 @@ Sound where an optimizer's step and the `backward` that it spoils are statements
   the weights,
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
-- the file makes two optimizers, each of what `parameters()` of modules gives, and these are not the same; the line
-  calls the `step` of one. The backward is given what the other one steps as `inputs=`, so it adds nothing to the
-  gradients that the step then uses. The file reads and clips no other gradients than of these, has no hooks, and
-  freezes no parameter. Nothing else steps what the backward no longer adds to, and no region runs again in a backward
-  of its own, which refuses `inputs=`.
+- both are PyTorch's own, and were seen to have no parameter in common; the line calls the `step` of one. The backward
+  is given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses. The file
+  reads and clips no other gradients than of these, has no hooks, and freezes no parameter. Nothing else steps what the
+  backward no longer adds to, and no region runs again in a backward of its own, which refuses `inputs=`.
 A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
 
 Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps;
@@ -36,6 +35,7 @@ from noclobber.mend.holders.making import (
 )
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
+from noclobber.model.seen.clobber import Clobber
 from noclobber.model.source import Span
 from noclobber.syntax.edits import (
     after,
@@ -58,7 +58,6 @@ from noclobber.syntax.names import (
     dotted,
     first_name,
     is_given,
-    is_part,
     is_stored,
     keyword,
     last_name,
@@ -67,12 +66,11 @@ from noclobber.syntax.names import (
     optimizer_of,
     owner,
     parameters,
-    targets,
     uses,
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Place, functions, last_line, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk
 
 _HARMLESS = frozenset(
     """
@@ -82,7 +80,6 @@ _HARMLESS = frozenset(
 """Calls, made for what they do, that neither read nor change weights."""
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "unscale_")
 _UPDATES = ("zero_grad", "backward", "step", *_CLIPS, "update")
-_OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
 
 
 def reordered(scene: Scene) -> Iterator[Change]:
@@ -304,15 +301,12 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
         return False
     made = bound_to(file, theirs, step)
-    if re.search(r"def step\b", file.text) if made is None else called(made) not in _OPTIMIZERS:
+    if _tells_gradients_apart(file, _stepped_by(file, made) if made is not None else set(), rows[:first]):
         return False
-    optimizers = calls(file.tree, *_OPTIMIZERS)
-    own = _stepped_by(file, made) if made is not None else set[str]()
-    if _tells_gradients_apart(file, own, rows[:first]):
-        return False
-    two = len(optimizers) == 2 and _are_apart(*(_stepped_by(file, one) for one in optimizers))
-    two &= not any(_may_share(file, one) for one in optimizers)
-    return two and _is_step_of_torch(scene)
+    event = scene.finding.event
+    apart = event.apart if isinstance(event, Clobber) else ()
+    two = {ast.unparse(mine), ast.unparse(theirs)}
+    return any(two == {*pair} for pair in apart) and _is_step_of_torch(scene)
 
 
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
@@ -350,26 +344,6 @@ def _is_handed_on(file: File, name: ast.Name) -> bool:
     """Return True for a name that a call is given, and is not asked for anything itself: `Adam(weights)`."""
     above = file.above[name]
     return isinstance(above, ast.Call) and name in above.args
-
-
-def _is_of_modules(given: ast.expr) -> bool:
-    """`[*a.parameters(), *b.parameters()]`: whether an expression gives parameters of modules alone."""
-    parts: Sequence[ast.expr] = ()
-    if isinstance(given, ast.Call):
-        if called(given) == "parameters":
-            return True
-        parts = given.args if called(given) in ("list", "tuple", "chain") else ()
-    elif isinstance(given, (ast.List, ast.Tuple)):
-        parts = given.elts
-    elif isinstance(given, ast.BinOp):
-        parts = [given.left, given.right]
-    elif isinstance(given, ast.Starred):
-        parts = [given.value]
-    elif isinstance(given, ast.Dict):
-        parts = [
-            one for key, one in zip(given.keys, given.values, strict=True) if getattr(key, "value", "") == "params"
-        ]
-    return bool(parts) and all(map(_is_of_modules, parts))
 
 
 def _owners(node: ast.AST) -> list[ast.expr]:
@@ -420,63 +394,6 @@ def _is_own(file: File, part: ast.Attribute) -> bool:
     made = bound_to(file, part.value, part)
     stored = [one for one in walk(file.tree, ast.Attribute) if one.attr == part.attr and is_stored(file, one)]
     return stored != [] and all(getattr(file.class_of(one), "name", None) == called(made) for one in stored)
-
-
-def _may_share(file: File, optimizer: ast.Call) -> bool:
-    """Return True if a module whose parameters an optimizer steps may have a part in common with another one: what
-    makes it is not known, or has what another call has made, by an argument or in the text; or the file puts parts into
-    objects."""
-    owners = _owners(_given(file, optimizer))
-    made = [call for one in owners if (call := bound_to(file, one, optimizer)) is not None]
-    given = [one for call in made for part in (*call.args, *call.keywords) for one in walk(part, *_NAMED)]
-    names, classes = set(map(called, made)), list(walk(file.tree, ast.ClassDef))
-    built = [*classes, *(one for one in functions(file.tree) if one.name in names)]
-    given += [each for one in built for each in walk(one, ast.Name) if not uses(file.scope(each), each.id, ast.Store)]
-    parts = [bound_to(file, one, optimizer) for one in given if not is_stored(file, one)]
-    if not _is_of_modules(_given(file, optimizer)) or any(_holds_modules(file, one) for one in given):
-        return True
-    of_classes = (row for one in classes for row in one.body if isinstance(row, ast.Assign))
-    if len(made) < len(owners) or any(one is not None and last_name(owner(one)) != "torch" for one in parts):
-        return True
-    if any(isinstance(one.value, ast.Call) for one in of_classes) or any(map(_is_cached, functions(file.tree))):
-        return True
-    roots = {dotted(one).partition(".")[0] for one in owners} - {"self"}
-    grown = [one for one in calls(file.tree, "append", "extend", "insert") if first_name(owner(one)) in roots]
-    put = any(_puts_part(one, roots) for one in walk(file.tree, ast.Assign))
-    return put or grown != [] or calls(file.tree, *_PUTTING) != []
-
-
-_NAMED = (ast.Name, ast.Attribute)
-
-
-def _holds_modules(file: File, name: ast.expr) -> bool:
-    """Return True if a name was given a row of modules: `layers = [nn.Linear(4, 4)]`."""
-    rows = [one for one in walk(file.tree, ast.Assign) if dotted(name) in map(dotted, targets(one))]
-    held = (call for one in rows if not isinstance(one.value, ast.Call) for call in walk(one.value, ast.Call))
-    return any(called(call)[:1].isupper() for call in held)
-
-
-def _is_cached(function: Function) -> bool:
-    """Whether a function is decorated so that it gives the same object again."""
-    named = (last_name(getattr(one, "func", one)) for one in function.decorator_list)
-    return not {"cache", "lru_cache"}.isdisjoint(named)
-
-
-_PUTTING = ("setattr", "add_module", "register_module", "register_parameter", "add_param_group")
-
-
-def _puts_part(row: ast.Assign, modules: set[str]) -> bool:
-    """`g.head = d.head`, `g[0] = d[0]`: whether a statement gives an object, but for `self`, something else than a
-    constant, or a module an item."""
-    put = [one for one in targets(row) if isinstance(one, ast.Attribute) and last_name(one.value) != "self"]
-    items = (one for one in targets(row) if isinstance(one, ast.Subscript) and first_name(one.value) in modules)
-    is_part = any(one.attr != "grad" for one in put) or any(items)
-    return is_part and not isinstance(row.value, ast.Constant)
-
-
-def _are_apart(mine: set[str], theirs: set[str]) -> bool:
-    """Return True if no module of the one is, or is a part of, one of the other."""
-    return not any(is_part(one, other) for one in mine for other in theirs)
 
 
 def _is_step_of_torch(scene: Scene) -> bool:

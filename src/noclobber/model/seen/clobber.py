@@ -28,6 +28,10 @@ class Clobber:
     """As of a `Refusal`, for a graph that is older than the last backward of the line, and whose weights were stepped.
     """
 
+    apart: tuple[tuple[str, str], ...] = ()
+    """Where a step has written: pairs of PyTorch's own optimizers that have no parameter in common, by the names that
+    the code of the read has for them."""
+
     @property
     def raised(self) -> bool:
         """Whether PyTorch itself notices."""

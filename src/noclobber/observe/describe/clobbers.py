@@ -18,7 +18,7 @@ from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Backward, Record, in_second_run, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, site_of
 from noclobber.observe.core.seen.written import Written
-from noclobber.observe.describe import carried_states, torch_messages
+from noclobber.observe.describe import carried_states, optimizers, torch_messages
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
@@ -148,16 +148,16 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         writes = _with_unseen(writes, handle, save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
     read = read_of(backward, save.node)
-    states, are_all = _carried(node, writes, backward, memory)
-    return Clobber(save, writes, read, current, message, restored, carried=states, are_all_carried=are_all)
+    stepped = any(write.step for write in writes)
+    states, are_all = _carried(node, backward, memory) if stepped else ((), False)
+    apart = optimizers.apart(sys._getframe(1)) if stepped else ()
+    return Clobber(save, writes, read, current, message, restored, carried=states, are_all_carried=are_all, apart=apart)
 
 
-def _carried(
-    node: Node | None, writes: tuple[Write, ...], backward: Backward, memory: Memory
-) -> tuple[tuple[Carried, ...], bool]:
+def _carried(node: Node | None, backward: Backward, memory: Memory) -> tuple[tuple[Carried, ...], bool]:
     """Return the states that led a backward to a node of an earlier iteration, whose weights a step has changed."""
     _, boundary = memory.thread.boundaries.get(identity(backward.place), (None, 0))
-    if node is None or not node._sequence_nr() < boundary or not any(write.step for write in writes):
+    if node is None or not node._sequence_nr() < boundary:
         return (), False
     edges = carried_states.edges_into(graph.roots_of(backward.outputs), boundary, lambda one: one is node)
     return carried_states.carried(edges, boundary, sys._getframe(1), memory)[:2]

@@ -38,7 +38,7 @@ def _is_sharded(parameter: torch.Tensor) -> bool:
     return type(parameter) not in storages.PLAIN
 
 
-def _is_ours(kind: type) -> bool:
+def is_of_torch(kind: type) -> bool:
     """Return True if a type of optimizers is PyTorch's own: its step runs no code of the program but a closure."""
     return kind.__module__.startswith("torch.optim.")
 
@@ -48,7 +48,7 @@ def arm(context: Context, way: Way) -> None:
     # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
     both: tuple[Hook, Hook] = _before(context), _after(context)
     if context.native is not None:
-        both = context.native.around_steps(*both, context.core.entry(_is_ours), context.core.entry(_about))
+        both = context.native.around_steps(*both, context.core.entry(is_of_torch), context.core.entry(_about))
     before, after = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
@@ -69,7 +69,7 @@ def _before(context: Context) -> Hook:
         step = step_of(type(optimizer).__name__, place)
         closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
         # `differentiable=True` records the step itself.
-        rests = not closure and _is_ours(type(optimizer)) and not optimizer.defaults.get("differentiable")
+        rests = not closure and is_of_torch(type(optimizer)) and not optimizer.defaults.get("differentiable")
         thread.step, thread.stepped = step, None
         if closure:
             # Only writes to parameters are the step's own.
