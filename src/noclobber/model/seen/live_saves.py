@@ -6,11 +6,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import call, itemgetter
-from threading import Lock, get_ident
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import lock
 
 FEWEST_BEFORE_SWEEP = 512
 """Unsorted handles kept before the dead among them are looked for."""
@@ -158,23 +157,16 @@ class LiveSaves(Generic[Handle]):
         self.tell: Callable[[dict[int, _Storage[Handle]]], object] | None = None
         """Hears of `by_storage` whenever it may have changed; None if nobody does."""
         self._filed = 0
-        unlocked_in_child(self)
-
-    def unlock(self) -> None:
-        """Take a new lock, which nobody holds."""
-        self._lock = Lock()
-        self._inside: int | None = None
+        self._lock = lock()
 
     def _alone(self, work: Callable[..., Result], *args: object) -> Result | None:
         """Do what moves or drops references, with the lock. Returns None at once if this thread does so already."""
-        if self._inside == get_ident():
+        if self._lock._is_owned():  # as `threading.Condition` asks it (3.11 to 3.14)
             return None
         with self._lock:
-            self._inside = get_ident()
             try:
                 return work(*args)
             finally:
-                self._inside = None
                 if self.tell is not None:
                     self.tell(self.by_storage)
 

@@ -12,7 +12,7 @@ from weakref import ref
 
 import torch
 
-from noclobber.model.forks import unlocked_in_child
+from noclobber.model.forks import at_fork
 from noclobber.model.seen.live_saves import LiveSaves
 from noclobber.observe.core.boundary import lost
 from noclobber.observe.core.context import Context
@@ -68,7 +68,10 @@ class Bridge(HotPath):
         self.storage_ref: Callable[[torch.Tensor], storages.StorageRef | None] = native.storage_ref
         records.following = native.next_moment
         reads.walk_with(partial(native.walk, reads.KINDS))
-        unlocked_in_child(self)
+        # In a forked child forked_children.py must see every write, and the native part holds its own locks while this
+        # process forks: Python takes everything there.
+        native.end()
+        at_fork(after_in_child=native.end)
 
     def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:
         """Return a function that reports a failure and returns None then."""
@@ -77,11 +80,6 @@ class Bridge(HotPath):
             return self._context.core.guarded(function, *args)
 
         return asked
-
-    def unlock(self) -> None:
-        """Leave everything to Python. Called at the start, and in a forked child, where forked_children.py must see
-        every write. The native part holds its own locks while this process forks."""
-        self._native.end()
 
     def enroll(self, name: str, written: Written | str) -> None:
         """Take the calls of an overload that writes, that returns several views (`written` is its name then), or that

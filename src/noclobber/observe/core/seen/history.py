@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -79,7 +78,7 @@ class Memory:
         self.began: int | None = 0
         """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""
         self.thread = Thread()
-        self._pruning = lock(threading.Lock)
+        self._pruning = lock()
         self._giving = lock()
 
     @property
@@ -129,9 +128,9 @@ class Memory:
         """Keep the `newest` writes and those that a finding may need. Called when `logged` is longer than `limit`.
 
         The limit then becomes twice what is left, so pruning costs a constant time per write. Other threads may append
-        meanwhile. A thread that calls this while another thread prunes returns at once.
+        meanwhile. A call while another one prunes returns at once.
         """
-        if not self._pruning.acquire(blocking=False):
+        if self._pruning._is_owned() or not self._pruning.acquire(blocking=False):
             return
         try:
             logged, count = self.logged, len(self.logged)
