@@ -20,7 +20,6 @@ _GPUS = {
     "T4": (16, 40, (7, 5)),
 }
 """Names of GPUs: memory in GB, multiprocessors, compute capability."""
-KINDS = tuple(_GPUS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from types import CodeType, TracebackType
 
 
@@ -46,9 +47,8 @@ class Site:
 
     def span(self) -> Span:
         """Resolve to path, lines and columns (PEP 657). Falls back to the whole line where positions are stripped."""
-        positions = _positions(self.code, self.lasti)
-        path = self.code.co_filename
-        line, end_line, column, end_column = positions
+        path, unknown = self.code.co_filename, (None, None, None, None)
+        line, end_line, column, end_column = next(islice(self.code.co_positions(), self.lasti // 2, None), unknown)
         if line is None:
             line = self.code.co_firstlineno
         if end_line is None:
@@ -89,13 +89,6 @@ def told_site(at: Span, inside: Site | None = None) -> ToldSite:
     return ToldSite(_STAND_IN.replace(co_filename=at.path), 0, inside, at=at)
 
 
-def _positions(code: CodeType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
-    for index, position in enumerate(code.co_positions()):
-        if index == lasti // 2:
-            return position
-    return (None, None, None, None)
-
-
 def _characters(text: str, byte_column: int) -> int:
     """CPython counts columns in UTF-8 bytes; a reader counts characters."""
     if text.isascii():
@@ -123,8 +116,10 @@ def _is_source(path: str) -> bool:
         return True
     try:
         about = os.stat(path)
-    except (OSError, ValueError):
-        return "\0" not in path  # a name that only `linecache` knows, such as that of a module in a zip file
+    except ValueError:  # no file can have this name
+        return False
+    except OSError:  # a name that only `linecache` knows, such as that of a module in a zip file
+        return True
     return stat.S_ISREG(about.st_mode) and about.st_size <= MOST_BYTES
 
 

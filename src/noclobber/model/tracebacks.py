@@ -32,17 +32,12 @@ def without_own_frames(error: BaseException) -> None:
 
 
 def _cut(error: BaseException) -> None:
-    kept: list[TracebackType] = []
-    traceback, is_whole = error.__traceback__, True
+    every, traceback = [], error.__traceback__
     while traceback is not None:
-        if owner_of(traceback.tb_frame.f_code.co_filename) is Owner.NOCLOBBER:
-            is_whole = False
-        else:
-            kept.append(traceback)
+        every.append(traceback)
         traceback = traceback.tb_next
-    if is_whole:
-        return
-    rebuilt: TracebackType | None = None
-    for one in reversed(kept):
-        rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    error.__traceback__ = rebuilt
+    kept = [one for one in every if owner_of(one.tb_frame.f_code.co_filename) is not Owner.NOCLOBBER]
+    if len(kept) < len(every):
+        for one in reversed(kept):
+            traceback = TracebackType(traceback, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        error.__traceback__ = traceback

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from noclobber.model.reports.finding import Label
-from noclobber.model.source import Span, cell_of, source_line
+from noclobber.model.source import Span, cell_of
 
 TAB = "    "
 JOINER = "\u200d"
@@ -173,14 +173,6 @@ def kept_source(label: Label) -> dict[int, str]:
     if not any(text.strip() for text in label.source):
         return {}
     return {label.span.line + index: text.rstrip("\r\n") for index, text in enumerate(label.source)}
-
-
-def read_source(path: str, line: int) -> str:
-    """The text of a line as this machine has it now; empty where it has none."""
-    try:
-        return source_line(path, line)
-    except ValueError:  # a path that no file can have, such as one with a null byte
-        return ""
 
 
 def fix_command(program: Mapping[str, Any]) -> str:

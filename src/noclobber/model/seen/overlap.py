@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
 MOST_STEPS = 20_000
 """Search steps before the answer is the cautious one. Real views of up to four dimensions need far fewer."""
@@ -21,10 +21,7 @@ class Region:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, an expanded (stride 0) dimension counted each time."""
-        total = self.itemsize
-        for size in self.shape:
-            total *= size
-        return total
+        return prod(self.shape, start=self.itemsize)
 
     def dims(self) -> list[tuple[int, int]]:
         """(stride, steps) of each dimension that moves, the bytes of an element included, strides made positive."""

@@ -13,8 +13,8 @@ from noclobber.render.text import visible_character
 _OTHERS = re.compile("[^\n -~]")
 
 
-def json(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """`noclobber-report/1`, never coloured or cut; `Report.from_json` reads it back."""
+def json(report: Report) -> str:
+    """`noclobber-report/1`; `Report.from_json` reads it back."""
     return _OTHERS.sub(_spelled, report.to_json())
 
 

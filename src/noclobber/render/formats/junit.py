@@ -15,7 +15,7 @@ RIGHT = "no in-place write breaks a gradient"
 _NOT_XML = re.compile("[^\t\n\r\\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(report: Report, *, color: bool = False, width: int | None = None) -> str:
+def junit(report: Report) -> str:
     """One suite. Errors are failures, warnings and hints are cases with their text as output; nothing found, one case
     that passes and says what was checked. A program that failed without an error of noclobber's is an error, and one
     that was not watched, or ran no backward, is skipped."""
@@ -25,7 +25,7 @@ def junit(report: Report, *, color: bool = False, width: int | None = None) -> s
         where = place(primary.span) if primary is not None else "a place that is not known"
         title = f"{one_line(finding.code)} {one_line(finding.rule)} at {where}"
         file = visible(from_root(primary.span.path, root)) if primary is not None else ""
-        text = escape(terminal.window(finding, width=width))
+        text = escape(terminal.window(finding))
         message = quoteattr(one_line(finding.message))
         if finding.severity == "error":
             inner = f"<failure type={quoteattr(one_line(finding.code))} message={message}>{text}</failure>"

@@ -29,8 +29,8 @@ _TOLD = {"save": "saved", "write": "written", "read": "read", "create": "created
 _LEVEL = {"error": "error", "warning": "warning", "hint": "notice"}
 
 
-def concise(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """`train.py:8:1: NC101 [stale-save] headline (saved train.py:7:5, read train.py:12:1)`, never coloured or cut."""
+def concise(report: Report) -> str:
+    """`train.py:8:1: NC101 [stale-save] headline (saved train.py:7:5, read train.py:12:1)`."""
     return "".join(f"{_concise(finding)}\n" for finding in report.findings)
 
 
@@ -44,7 +44,7 @@ def _concise(finding: Finding) -> str:
     return f"{where}{visible(finding.code)} [{visible(finding.rule)}] {one_line(finding.message)}{told}"
 
 
-def statistics(report: Report, *, color: bool = False, width: int | None = None) -> str:
+def statistics(report: Report) -> str:
     """`12  NC101  stale-save  3 files`: how many findings of each code there are, the most first, and their files."""
     rows = [
         (str(count), visible(one.code), visible(one.rule), counted(files, "file"))
@@ -64,7 +64,7 @@ def by_code(report: Report) -> list[tuple[Finding, int, int]]:
     return sorted(counts, key=lambda one: -one[1])
 
 
-def github(report: Report, *, color: bool = False, width: int | None = None) -> str:
+def github(report: Report) -> str:
     """`::error file=train.py,line=8,...::text`: GitHub shows each at its line of a pull request, if the file's path
     begins at the root of the repository. Then how much was checked, if nothing was found, what was not watched, and the
     notes."""

@@ -26,7 +26,7 @@ _SITE = "Documentation, "
 _LEVEL: dict[Severity, str] = {"error": "error", "warning": "warning", "hint": "note"}
 
 
-def sarif(report: Report, *, color: bool = False, width: int | None = None) -> str:
+def sarif(report: Report) -> str:
     """One run with a result for each finding that counts: code scanning would open an alert for a suppressed one too.
 
     Paths are relative to the root of the git repository around the current folder, or else to this folder.

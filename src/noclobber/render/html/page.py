@@ -27,11 +27,8 @@ _HERE = Path(__file__).parent
 _CLASSES = {name: f"class='{name}'" for name in ("gutter", "primary", "secondary", "removed", "added")}
 
 
-def html(report: Report, *, color: bool = False, width: int | None = None) -> str:
-    """Return a page that a browser shows without a network, that a screen reader can read, and that works by keyboard.
-
-    It has everything of the report, so `color` and `width` change nothing.
-    """
+def html(report: Report) -> str:
+    """Return a page that a browser shows without a network, that a screen reader reads, and that works by keyboard."""
     known = {one.code for one in report.pages}
     findings = "".join(_folding(one, report, known) for one in report.findings)
     found = f"<section id='findings'><h2>Findings</h2>{_filters(report)}{findings}{_next(report)}</section>"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from noclobber.model.reports.finding import Edit, Finding, Suggestion
-from noclobber.render.text import kept_source, place_of_line, read_source
+from noclobber.model.source import source_line
+from noclobber.render.text import kept_source, place_of_line
 from noclobber.render.window.fit import fit, lay_out
 from noclobber.render.window.snippet import CONTINUES, Frame, Row
 
@@ -48,7 +49,7 @@ def changes(suggestion: Suggestion, finding: Finding) -> list[Change]:
         last = max(edit.span.end_line for edit in edits)
         if last - first > MOST_LINES:
             return []
-        before = [known.get((path, line)) or read_source(path, line) for line in range(first, last + 1)]
+        before = [known.get((path, line)) or source_line(path, line) for line in range(first, last + 1)]
         after = _applied(edits, before)
         if after is None or not (any(line.strip() for line in before) or all(map(_adds_lines, edits))):
             return []

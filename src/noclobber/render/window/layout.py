@@ -25,9 +25,17 @@ SEVERITIES = ("error", "warning", "hint")
 
 
 def rows(finding: Finding, width: int | None) -> Iterable[Row]:
-    """One finding. No source line is wider than `width` cells; words are broken there, between words."""
-    yield from headline(finding, width)
-    yield from details(finding, width)
+    """One finding: `error[NC101]: ...`, the source window, notes, help. No source line is wider than `width` cells;
+    words are broken there, between words."""
+    title = f"{visible(finding.severity)}[{visible(finding.code)}]"
+    first, *rest = filled(f"{title}: {one_line(finding.message)}", width)
+    yield [(finding.severity, title), ("headline", first.removeprefix(title))]
+    yield from ([("headline", line)] for line in rest)
+    window, said = parts(finding, width)
+    yield from window
+    for kind, text, changes in said:
+        yield from _words(kind, text, width)
+        yield from changes
 
 
 def worst(findings: Sequence[Finding], most: int) -> Sequence[Finding]:
@@ -50,23 +58,6 @@ def said_once(findings: Sequence[Finding]) -> Iterator[Finding]:
             suggestions=tuple(one for one in finding.suggestions if one.edits or not known),
         )
         said.update((words, *((finding.code, "note", one) for one in finding.notes)))
-
-
-def headline(finding: Finding, width: int | None) -> Iterable[Row]:
-    """`error[NC101]: ...`."""
-    title = f"{visible(finding.severity)}[{visible(finding.code)}]"
-    first, *rest = filled(f"{title}: {one_line(finding.message)}", width)
-    yield [(finding.severity, title), ("headline", first.removeprefix(title))]
-    yield from ([("headline", line)] for line in rest)
-
-
-def details(finding: Finding, width: int | None) -> Iterable[Row]:
-    """What stands below the headline: the source window, notes, help."""
-    window, said = parts(finding, width)
-    yield from window
-    for kind, text, changes in said:
-        yield from _words(kind, text, width)
-        yield from changes
 
 
 def parts(finding: Finding, width: int | None) -> tuple[list[Row], list[tuple[str, str, list[Row]]]]:

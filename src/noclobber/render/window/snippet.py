@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from noclobber.model.reports.finding import Finding, Label
-from noclobber.render.text import cells, filled, kept_source, one_line, place, read_source
+from noclobber.model.source import source_line
+from noclobber.render.text import cells, filled, kept_source, one_line, place
 from noclobber.render.window.fit import Line, fit, lay_out
 
 Row = list[tuple[str, str]]
@@ -108,7 +109,7 @@ def _marks(label: Label, primary: bool, sources: dict[int, str]) -> Iterable[tup
     text = one_line(label.text)
     for number in {span.line, max(span.line, span.end_line)}:
         if number not in sources:
-            sources[number] = read_source(span.path, number)
+            sources[number] = source_line(span.path, number)
     start = span.column - 1
     if span.end_line <= span.line or not sources[span.line].strip():
         yield span.line, Mark(start, span.end_column - 1, label, primary, text)
