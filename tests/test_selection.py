@@ -14,7 +14,6 @@ from noclobber.model.reports.report import Coverage, Report
 from noclobber.model.source import Span
 from noclobber.render.judged import left_out
 from noclobber.settings.selection import (
-    InFiles,
     Selection,
     SelectionError,
     baseline_of,
@@ -194,7 +193,7 @@ def test_codes_are_ignored_by_file(pattern: str, files: set[str], tmp_path: Path
     # the expected files are what ruff's per-file-ignores leaves out (ruff 0.15)
     paths = ("a.py", "b.py", "old/a.py", "old/b.py", "old/deep/a.py")
     report = Report(tuple(at(str(tmp_path / path), 1, "h += 1", code) for path in paths for code in ("NC101", "NC201")))
-    found = selected(report, Selection(per_file=(InFiles(pattern, ("NC2",)),), root=os.path.realpath(tmp_path)))
+    found = selected(report, Selection(per_file={pattern: ("NC2",)}, root=os.path.realpath(tmp_path)))
     out = {os.path.relpath(one.finding.primary.span.path, tmp_path) for one in found.suppressed}
     assert out == files
     assert {(one.finding.code, one.reason) for one in found.suppressed} <= {("NC201", "ignored in their file")}
@@ -217,7 +216,7 @@ def test_the_nearest_project_says_what_counts(tmp_path: Path) -> None:
         'fail-on = "warning"\nper-file-ignores = { "old/*" = ["untracked-write"] }\n'
     )
     (tmp_path / "below").mkdir()
-    per_file, root = (InFiles("old/*", ("NC208",)),), os.path.realpath(tmp_path)
+    per_file, root = {"old/*": ("NC208",)}, os.path.realpath(tmp_path)
     expected = Selection(("NC1",), ("NC105",), str(tmp_path / "known.json"), per_file, root, "warning")
     assert from_project(str(tmp_path / "below")) == from_project(str(tmp_path)) == expected
     (tmp_path / "below" / "pyproject.toml").write_text("[project]\nname = 'x'\n")

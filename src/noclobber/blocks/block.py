@@ -63,11 +63,11 @@ class Block:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Put a block around every call of a function; a warning is about the function, wherever it is called from.
 
-        Raises TypeError for a coroutine function or a generator function.
+        Raises TypeError for what is no function, and for a coroutine function or a generator function.
         """
         from noclobber.observe.torch_api.frames import passed_over
 
-        _refuse_if_it_runs_later(function, type(self).__name__)
+        _refuse_odd(function, type(self).__name__)
 
         @passed_over
         @functools.wraps(function)
@@ -84,15 +84,10 @@ class Block:
         return inside
 
 
-def plain_function(given: Callable[P, R], kind: str) -> Callable[P, R]:
-    """Return what a decorator without parentheses was put on. Raises TypeError if it is no function."""
-    if not callable(given):
-        raise TypeError(f"`noclobber.{kind}` takes a function, or options by name, not {given!r}")
-    return given
-
-
-def _refuse_if_it_runs_later(function: Callable[..., object], kind: str) -> None:
-    """Raise TypeError for a function whose body runs only after the call has returned: no block would be around it."""
+def _refuse_odd(function: object, kind: str) -> None:
+    """Raise TypeError for what is no function, or whose body runs only after the call: no block would be around it."""
+    if not callable(function):
+        raise TypeError(f"`noclobber.{kind}` takes a function, or options by name, not {function!r}")
     is_coroutine = inspect.iscoroutinefunction(function)
     if is_coroutine or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         what = "coroutine" if is_coroutine else "generator"

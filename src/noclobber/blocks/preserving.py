@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from noclobber import render
 from noclobber.blocks import warn
-from noclobber.blocks.block import Block, plain_function
+from noclobber.blocks.block import Block
 from noclobber.model.reports.kept import Kept
 from noclobber.session.session import Session
 
@@ -39,7 +39,7 @@ class preserve(Block):
         self = super().__new__(cls)
         self._open = {}
         self._session = Session(contents=True, keeping=True, notes=True)
-        return self if function is None else self(plain_function(function, "preserve"))
+        return self if function is None else self(function)
 
     def _begin(self) -> bool:
         self._session.start()

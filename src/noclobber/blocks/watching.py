@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from noclobber.blocks import warn
 from noclobber.blocks.answers import PrintedLedger, PrintedReport, Reporting, counting, printed
-from noclobber.blocks.block import Block, plain_function
+from noclobber.blocks.block import Block
 from noclobber.model.reports.ledger import Ledger
 from noclobber.model.reports.report import Lost
 from noclobber.processes.block import Blocks
@@ -99,7 +99,7 @@ class watch(Block, Reporting):
         self._open = {}
         self._counts_bytes, self._finds_late = ledger, children or hints
         self._told = set()
-        return self if function is None else self(plain_function(function, "watch"))
+        return self if function is None else self(function)
 
     def _begin(self) -> bool:
         sampling = self._sampling

@@ -141,7 +141,7 @@ class Watched:
 
         if report.findings:
             report = selected(report, self._selection or Selection())
-        marked = [one for one in report.findings if one.code.startswith(self._ignore or ("-",))]
+        marked = [one for one in report.findings if one.code.startswith(self._ignore)]
         return replace(
             report,
             findings=tuple(one for one in report.findings if one not in marked),

@@ -11,7 +11,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
@@ -42,25 +42,17 @@ class SelectionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class InFiles:
-    """Codes that do not count in the files of a pattern."""
-
-    pattern: str
-    ignore: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Selection:
     """What counts: codes that begin with one of `select`, if there are any, and with none of `ignore`.
 
-    The patterns of `per_file` begin at `root`. `baseline` is the path of a file; empty for none. `fail_on` is a key of
-    `FAIL_ON`.
+    `per_file` has the codes that do not count in the files of a pattern, which begins at `root`. `baseline` is the path
+    of a file; empty for none. `fail_on` is a key of `FAIL_ON`.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     baseline: str = ""
-    per_file: tuple[InFiles, ...] = ()
+    per_file: dict[str, tuple[str, ...]] = field(default_factory=dict)
     root: str = ""
     fail_on: str = "error"
 
@@ -70,7 +62,7 @@ class Selection:
 
     def why_not(self, code: str) -> str:
         """Return why findings of a code do not count; empty if they do."""
-        if code.startswith(self.ignore or ("-",)):
+        if code.startswith(self.ignore):
             return _IGNORED
         return _NOT_SELECTED if self.select and not code.startswith(self.select) else ""
 
@@ -80,8 +72,8 @@ class Selection:
             return True
         path = real(finding.primary.span.path)
         return not any(
-            finding.code.startswith(one.ignore or ("-",)) and _matches(path, one.pattern, self.root)
-            for one in self.per_file
+            finding.code.startswith(ignored) and _matches(path, pattern, self.root)
+            for pattern, ignored in self.per_file.items()
         )
 
     def is_severe(self, finding: Finding) -> bool:
@@ -163,7 +155,7 @@ def from_project(folder: str) -> Selection:
         codes(table.get("select", []), where),
         codes(table.get("ignore", []), where),
         str(path.parent / table["baseline"]) if table.get("baseline") else "",
-        tuple(InFiles(pattern, codes(ignored, where)) for pattern, ignored in per_file.items()),
+        {pattern: codes(ignored, where) for pattern, ignored in per_file.items()},
         os.path.realpath(path.parent),
         fail_on,
     )
