@@ -40,8 +40,9 @@ from noclobber.mend.holders.seen import is_in_comprehension
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import without_indexes
-from noclobber.model.seen.operators import KEPT, NODES
+from noclobber.model.seen.operators import NODES
 from noclobber.model.units import listed
+from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import (
@@ -373,7 +374,8 @@ def _keeps_operands(name: str, node: str) -> bool:
 
 def _keeps_result(name: str, node: str) -> bool:
     """Return True if it is recorded by a node that keeps the one tensor that it gives, and nothing else."""
-    return node in NODES.get(name, ()) and KEPT.get(node) == ("result",)
+    row = row_of(node) if node in NODES.get(name, ()) else None
+    return row is not None and row.fields == "result"
 
 
 def _gives_what_it_saves(file: File, save: ast.expr, node: str) -> bool:

@@ -5,8 +5,6 @@ A method that writes in place is named with its underscore, an activation withou
 
 from __future__ import annotations
 
-import re
-
 ACTIVATIONS = frozenset(
     """
     alpha_dropout celu dropout elu feature_alpha_dropout feature_dropout hardsigmoid hardswish hardtanh leaky_relu mish
@@ -55,48 +53,6 @@ DRAWING = frozenset(
     "bernoulli multinomial rand rand_like randint randint_like randn randn_like randperm".split()  # noqa: SIM905
 )
 """Functions that draw random numbers."""
-
-_RESULT = """
-    Relu Sigmoid Tanh Exp Expm1 Sqrt Rsqrt Reciprocal Tan Softmax LogSoftmax EluBackward1 LeakyReluBackward1
-"""
-_INPUT = """
-    Elu LeakyRelu Gelu Silu Mish Softplus Hardtanh Clamp Abs Sin Cos Log Log1P Var PowBackward0
-"""
-_BOTH = """
-    Std Logsumexp Prod LinalgVectorNorm Norm MaxBackward1 Amax
-"""
-KEPT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(_RESULT.split(), ("result",)),
-    **dict.fromkeys(_INPUT.split(), ("self",)),
-    **dict.fromkeys(_BOTH.split(), ("self", "result")),
-    "PowBackward1": ("self", "exponent", "result"),
-    "Mul": ("self", "other"),
-    "Div": ("self", "other"),
-    "Addmm": ("mat1", "mat2"),
-    "Mm": ("self", "mat2"),
-    "Bmm": ("self", "mat2"),
-    "Mv": ("self", "vec"),
-    "Dot": ("self", "tensor"),
-    "Convolution": ("input", "weight"),
-    "NativeLayerNorm": ("input", "result1", "result2", "weight"),
-    "NativeGroupNorm": ("input", "result1", "result2", "weight"),
-    "NativeBatchNorm": ("input", "weight", "running_mean", "running_var", "result1", "result2"),
-    "MaxPool2DWithIndices": ("self", "result1"),
-    "NativeDropout": ("result1",),
-    "LerpBackward1": ("self", "end", "weight"),
-    "Embedding": ("indices",),
-    "Index": ("indices",),
-    "Gather": ("index", "self"),
-    "MaskedFill": ("mask",),
-    "Where": ("condition",),
-    "NllLoss": ("self", "target"),
-    "MseLoss": ("self", "target"),
-    "SmoothL1Loss": ("self", "target"),
-    "BinaryCrossEntropy": ("self", "target"),
-    "BinaryCrossEntropyWithLogits": ("self", "target"),
-}
-"""The fields that a node keeps for backward: by the node ("PowBackward0") where its number matters, else by its name
-without "Backward" (tests/rules/test_keeps.py asks the installed torch)."""
 NODES: dict[str, tuple[str, ...]] = {
     "mul": ("Mul",), "multiply": ("Mul",), "div": ("Div",), "matmul": ("Mm", "Bmm", "Mv", "Dot"), "mm": ("Mm",),
     "bmm": ("Bmm",), "mv": ("Mv",), "dot": ("Dot",), "pow": ("Pow",), "square": ("Pow",), "sin": ("Sin",),
@@ -112,8 +68,3 @@ NODES: dict[str, tuple[str, ...]] = {
     "Sigmoid": ("Sigmoid",), "Softmax": ("Softmax",), "LogSoftmax": ("LogSoftmax",), "ReLU": ("Relu",),
 }  # fmt: skip
 """The nodes by which autograd records a function, a method or a module of torch.nn, without "Backward"."""
-
-
-def kept_by(node: str) -> tuple[str, ...]:
-    """Return the fields that a node such as "MulBackward0" keeps; empty for one that the table lacks."""
-    return KEPT.get(node) or KEPT.get(re.sub(r"Backward\d*$", "", node), ())

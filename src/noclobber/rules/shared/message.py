@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from noclobber.model.seen.operators import kept_by
 from noclobber.model.units import counted
 from noclobber.rules import Rule, catalogue, rule_of, rule_of_message
 from noclobber.rules.shared.keeps import row_of
@@ -125,7 +124,7 @@ def _producer(message: StaleMessage) -> str:
         return "no producing operation is named: the tensor is a parameter, a buffer or another leaf"
     name, operation = message.node, node_in_words(_stem(message) + "Backward0")
     row = row_of(_stem(message) + "Backward0")
-    if row is not None and kept_by(_stem(message)) == ("result",):
+    if row is not None and row.fields == "result":
         return (
             f"`{name}` produced the tensor, and most likely needs it too: {operation} keeps its own result, so the "
             f"write came after it; {row.why}"
