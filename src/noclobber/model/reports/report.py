@@ -186,9 +186,7 @@ def checked(kind: type[Made], data: Any) -> Made:
 def coverage_out(coverage: Coverage) -> dict[str, Any]:
     """Return a coverage as plain data."""
     return {
-        **some_of(coverage, "writes", "saves", "contents"),
-        "unseen": list(coverage.unseen),
-        "notes": list(coverage.notes),
+        **some_of(coverage, "writes", "saves", "contents", "unseen", "notes"),
         "lost": list(map(lost_out, coverage.lost)),
         **some_of(coverage, "backwards", "raised"),
         **({"fake": True} if coverage.fake else {}),

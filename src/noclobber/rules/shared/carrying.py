@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import CodeType
 
-from noclobber.model.reports.finding import Label
+from noclobber.model.reports.finding import Label, label_at
 from noclobber.model.seen.events import Carried, Refusal
-from noclobber.model.source import Site, Span, source_line
+from noclobber.model.source import Site, Span
 from noclobber.syntax.names import (
     called,
     calls,
@@ -91,9 +91,8 @@ def labels(event: Refusal) -> list[Label]:
     for one in states(event):
         for file, row, target in _set_at(one):
             span = file.span(row)
-            lines = tuple(source_line(span.path, number) for number in range(span.line, span.end_line + 1))
             text = f"`{ast.unparse(target)}` carries the old graph over from here"
-            found.setdefault(span, Label("create", span, text, False, lines))
+            found.setdefault(span, label_at("create", span, text))
     return list(found.values())
 
 
