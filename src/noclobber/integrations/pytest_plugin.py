@@ -66,8 +66,6 @@ class Watched:
         """Whether the phase that has just ended failed for what noclobber found in it, and for nothing else."""
         self.wrong_mark = ""
         """What is wrong with the marks of the test; empty if nothing is."""
-        self.left_out: Counter[str] = Counter()
-        """How many findings do not count, by why."""
         self.unsupported = ""
         self._children: dict[str, None] = {}
         """What started and is not watched, in words."""
@@ -130,11 +128,7 @@ class Watched:
     @property
     def report(self) -> Report:
         """What was found so far and counts, and what was watched."""
-        from noclobber.render.judged import why_left_out
-
-        counting = self._counting(self._session.report())
-        self.left_out = why_left_out(counting)
-        return counting
+        return self._counting(self._session.report())
 
     def _counting(self, report: Report) -> Report:
         from noclobber.settings.selection import Selection, selected
@@ -154,11 +148,14 @@ class Watched:
 
     def about(self, findings: Iterable[Finding]) -> dict[str, Any]:
         """Return what the summary gets of what was watched, as plain data."""
-        coverage = self._session.coverage()
+        from noclobber.render.judged import why_left_out
+
+        report = self.report
+        coverage = report.coverage
         unseen = [one.partition(" (")[0] for one in coverage.unseen]
         return {
             "findings": [finding_out(one) for one in findings],
-            "left_out": dict(self.left_out),
+            "left_out": dict(why_left_out(report)),
             "unsupported": self.unsupported,
             "unseen": [*unseen, *self._children, *(f"{one.way}: {one.why}" for one in coverage.lost)],
             "calls": (coverage.backwards, coverage.raised),

@@ -107,20 +107,14 @@ def shown_path(path: str) -> str:
 
     A cell of a notebook is called as the notebook calls it: `Cell In[2]`.
     """
-    return visible(cell_of(path) or from_here(path))
-
-
-def from_here(path: str) -> str:
-    """Return a path relative to the current directory where it lies under it; else as it is."""
-    here = current_folder()
-    # Under the root every path lies, and none would be found again without its first slash.
-    if here and os.path.dirname(here) != here and path.startswith(here + os.sep):
-        return path[len(here) + 1 :]
-    return path
+    return visible(cell_of(path) or from_root(path, current_folder() or os.sep))
 
 
 def from_root(path: str, root: str) -> str:
-    """Return a path from a root where it lies below; `<stdin>` and paths of other places as they are."""
+    """Return a path from a root where it lies below; `<stdin>` and paths of other places as they are.
+
+    So is every path below the root of all: none would be found again without its first slash.
+    """
     if path.startswith("<"):
         return path
     whole = os.path.normpath(os.path.join(current_folder() or os.sep, path))
