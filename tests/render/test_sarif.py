@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -118,16 +116,3 @@ def test_a_run_that_judged_nothing_does_not_look_right() -> None:
     why = Process("a", None, 1, "", ("train.py",), why="torch 1.9 is too old")
     (told,) = ended(Report(program=program | {"torch": None}, processes=(why,)))[2]
     assert told == "nothing was watched: torch 1.9 is too old"
-
-
-def test_a_rule_leads_to_its_page_once_the_documentation_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = (at("a.py", 1, ""),)
-    report = Report(findings, pages=pages(findings))
-    about = Message()
-    about["Version"] = "1.2"
-    monkeypatch.setattr(sys.modules["noclobber.render.formats.sarif"], "metadata", lambda _: about)
-    assert "helpUri" not in run_of(report)["tool"]["driver"]["rules"][0]
-    for one in ("Source, https://example.org", "Documentation, https://example.org/docs/"):
-        about["Project-URL"] = one
-    driver = run_of(report)["tool"]["driver"]
-    assert (driver["version"], driver["rules"][0]["helpUri"]) == ("1.2", "https://example.org/docs/rules/NC201/")

@@ -23,8 +23,7 @@ class Installed(Reporting):
         if children:
             atexit.register(self.uninstall)
         self._excepthook = sys.excepthook
-        self._hook = self._explain_uncaught
-        sys.excepthook = self._hook
+        sys.excepthook = self._explain_uncaught
 
     def _explain_uncaught(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -43,7 +42,7 @@ class Installed(Reporting):
         atexit.unregister(self.uninstall)
         if self._blocks.of_children:
             warn.of_findings(counting(self._blocks))
-        if sys.excepthook == self._hook:
+        if sys.excepthook == self._explain_uncaught:
             sys.excepthook = self._excepthook
 
     def __enter__(self) -> Self:

@@ -65,8 +65,6 @@ def built(kind: Any, data: Any, name: str = "it") -> Any:
 
 
 def _record(kind: Any, data: dict[str, Any]) -> Any:
-    if kind is Span:
-        return _span_in(data)
     if kind is Site:
         return told_site(_span_in(data), built(Site | None, data.get("inside"), "inside"))
     given = {}

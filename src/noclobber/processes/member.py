@@ -39,14 +39,14 @@ class Order:
     """What a run asks of its processes. `options` are those of their sessions.
 
     `run` is the id of the first process, and `parent` of the one that hands the order on; both are empty in the first.
-    `joining` is the module whose `join(order)` makes a new Python the Member that it is to be; empty for a plain one.
+    `joining` is the module whose `join(order)` makes a new Python the Member that it is to be.
     """
 
     folder: str
     options: dict[str, Any] = field(default_factory=dict)
     run: str = ""
     parent: str = ""
-    joining: str = ""
+    joining: str = "noclobber.processes.startup"
 
     def to_text(self) -> str:
         """Return the order as the value of a variable."""

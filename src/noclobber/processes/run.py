@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -50,6 +49,7 @@ class Run:
         self.showed_error = False
         """Whether the last thing on stderr is the traceback of an error that ended the program."""
         self.crashes: list[Exception] = []
+        self.kept_apart = partial(kept_apart, self.crashes)
         self._keeps_files = folder is not None
         self.runs = runs()
         """The user's folder for runs. The program may change the environment that says where it is."""
@@ -113,10 +113,6 @@ class Run:
     def in_child(self) -> bool:
         """Return True in a child that the program forked; the first process reports for all."""
         return os.getpid() != self._process
-
-    def kept_apart(self) -> AbstractContextManager[None]:
-        """Keep a crash inside noclobber for the end, so that it does not change what the program does."""
-        return kept_apart(self.crashes)
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:

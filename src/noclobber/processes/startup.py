@@ -17,14 +17,15 @@ def begin() -> None:
         order = Order.of(os.environ.pop(RUN))
         if not os.path.isdir(order.folder) or is_member():
             return  # `site` may come to the same folder twice, and read its .pth files again
-        member = import_module(order.joining).join(order) if order.joining else _member(order)
+        member = import_module(order.joining).join(order)
         member.begin("started")
         _before_excepthook(member)
     except Exception:  # a program of its own must start as it would; its parent tells that it was not watched
         return
 
 
-def _member(order: Order) -> Member:
+def join(order: Order) -> Member:
+    """Return the member of a plain run that this process is to be."""
     from noclobber.session.session import Session
 
     return Member(order, Session(**order.options, everywhere=True), [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
@@ -132,7 +132,7 @@ class Finding:
     stands for all others."""
     count: int = 1
     notes: tuple[str, ...] = ()
-    suggestions: tuple[Suggestion, ...] = field(default=())
+    suggestions: tuple[Suggestion, ...] = ()
     processes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

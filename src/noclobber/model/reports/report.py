@@ -146,12 +146,10 @@ def json_in(text: str | bytes) -> Any:
     """Return what a JSON text holds. Raises ReportError, also where a number is none that JSON has."""
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ReportError(f"not JSON: {error}") from None
     except RecursionError:
         raise ReportError("not a report: lists or objects in it are nested too deeply") from None
-    except UnicodeDecodeError:
-        raise ReportError("not JSON: it is not text in UTF-8") from None
 
 
 def _no_number(name: str) -> float:

@@ -37,11 +37,11 @@ def falls(live: Sequence[int], groups: Mapping[Key, Sequence[Interval]]) -> dict
         return {}
     spans = _Spans(live, [one for group in groups.values() for one in group])
     left = {key: spans.relief(group) for key, group in groups.items()}
-    highest = max(spans.most, default=0)
+    highest = max(spans.most)
     alone = {key: highest - spans.highest_without(relief) for key, relief in left.items()}
     found: dict[Key, Fall] = {}
     while left:
-        peak, at = max((most, index) for index, most in enumerate(spans.most)) if spans.most else (0, 0)
+        peak, at = max((most, index) for index, most in enumerate(spans.most))
         best, lowest = None, peak
         for key, relief in left.items():
             if relief.get(at):  # else the peak stays
@@ -69,7 +69,7 @@ class _Spans:
 
     def highest_without(self, relief: Mapping[int, int]) -> int:
         """Return the peak if so many bytes are not needed in some spans."""
-        return max((most - relief.get(index, 0) for index, most in enumerate(self.most)), default=0)
+        return max(most - relief.get(index, 0) for index, most in enumerate(self.most))
 
     def relief(self, group: Sequence[Interval]) -> dict[int, int]:
         """Return the bytes that a group does not need, by the index of the span."""

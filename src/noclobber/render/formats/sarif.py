@@ -7,8 +7,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
@@ -17,12 +15,11 @@ from noclobber.model.reports.finding import Finding, Severity
 from noclobber.model.reports.page import Page
 from noclobber.model.reports.report import Report
 from noclobber.model.source import Span
+from noclobber.model.version import installed
 from noclobber.render.judged import beside, failed, failure, nothing_found, unchecked, unwatched
 from noclobber.render.text import bytes_of, from_root, one_line, repository
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-_SITE = "Documentation, "
-"""How the project's metadata name the address of the documentation, once it has one."""
 _LEVEL: dict[Severity, str] = {"error": "error", "warning": "warning", "hint": "note"}
 
 
@@ -40,13 +37,10 @@ def sarif(report: Report) -> str:
         equal[key] += 1
         results.append(_result(finding, list(rules), root, _fingerprint(*key, str(equal[key]))))
     driver: dict[str, Any] = {"name": "noclobber"}
-    site = ""
-    with suppress(PackageNotFoundError):
-        about = metadata("noclobber")
-        driver["version"] = about["Version"]
-        site = next((one.partition(", ")[2] for one in about.get_all("Project-URL", ()) if one.startswith(_SITE)), "")
+    if version := installed("noclobber"):
+        driver["version"] = version
     pages = {one.code: one for one in report.pages}
-    driver["rules"] = [_rule(one, pages.get(one.code), site) for one in rules.values()]
+    driver["rules"] = [_rule(one, pages.get(one.code)) for one in rules.values()]
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -57,11 +51,8 @@ def sarif(report: Report) -> str:
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
-def _rule(finding: Finding, page: Page | None, site: str) -> dict[str, Any]:
-    """What the rule of a finding is about, with a link if the documentation has an address.
-
-    A report of another release may have a rule that has no page here.
-    """
+def _rule(finding: Finding, page: Page | None) -> dict[str, Any]:
+    """What the rule of a finding is about. A report of another release may have a rule that has no page here."""
     if page is None:
         return {"id": finding.code, "name": finding.rule, "shortDescription": {"text": one_line(finding.rule)}}
     return {
@@ -71,7 +62,6 @@ def _rule(finding: Finding, page: Page | None, site: str) -> dict[str, Any]:
         "fullDescription": {"text": page.summary},
         "help": {"text": page.text, "markdown": page.markdown},
         "defaultConfiguration": {"level": _LEVEL[page.severity]},
-        **({"helpUri": f"{site.rstrip('/')}/rules/{page.code}/"} if site else {}),
     }
 
 

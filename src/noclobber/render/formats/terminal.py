@@ -77,10 +77,8 @@ def _painted(row: Row, styles: dict[str, str]) -> str:
     """One line of output."""
     while row and not row[-1][1].strip():
         row = row[:-1]
-    if not row:
-        return "\n"
-    row = [*row[:-1], (row[-1][0], row[-1][1].rstrip())]
-    return "".join(_colored(text, styles.get(style, "")) for style, text in row) + "\n"
+    last = [(style, text.rstrip()) for style, text in row[-1:]]
+    return "".join(_colored(text, styles.get(style, "")) for style, text in [*row[:-1], *last]) + "\n"
 
 
 def _colored(text: str, style: str) -> str:
