@@ -320,9 +320,8 @@ def _who() -> dict[str, Any]:
 
 def _above() -> list[int]:
     """Return the processes above this one, the nearest first: a shell may stand between a process and its child."""
-    found, pid = [os.getppid()], os.getppid()
+    found = [os.getppid()]
     with contextlib.suppress(OSError, ValueError, IndexError):
-        while pid > 1 and len(found) < 8:
-            pid = int(stat(pid)[1])
-            found.append(pid)
+        while found[-1] > 1 and len(found) < 8:
+            found.append(int(stat(found[-1])[1]))
     return found

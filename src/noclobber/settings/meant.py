@@ -13,10 +13,10 @@ def asked(near: Iterable[str]) -> str:
     return f"; did you mean {names}?" if names else ""
 
 
-def close(word: str, known: Iterable[str], most: int = 2) -> list[str]:
-    """Return what is close to a word: first what has its letters in another order."""
+def close(word: str, known: Iterable[str]) -> list[str]:
+    """Return two that are close to a word: first what has its letters in another order."""
     near = get_close_matches(word, list(known), n=9)
-    return sorted(near, key=lambda one: sorted(one) != sorted(word))[:most]
+    return sorted(near, key=lambda one: sorted(one) != sorted(word))[:2]
 
 
 def like(word: str, known: Iterable[str]) -> str:
