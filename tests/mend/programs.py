@@ -1138,6 +1138,49 @@ def run():
     update(opt_d, opt_g)
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
+    "a step, beside a tuple with names": NETS
+    + OPTIMIZERS
+    + "from collections import namedtuple\nTransition = namedtuple('Transition', 'state action')\nlast = None\n"
+    + "class Memory:\n    def put(self, *given):\n        self.last = Transition(*given)\n"
+    + STEPS
+    + "    Memory().put(fake, x)\n"
+    + "    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()\n",
+    "a block in a checkpoint": """
+from torch.utils.checkpoint import checkpoint
+class Block(nn.Module):
+    def forward(self, h):
+        h += torch.tanh(h @ w)
+        return h
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+    def forward(self, start):
+        h = start * 2
+        for block in self.blocks:
+            h = checkpoint(block, h, use_reentrant=False)
+        return h
+def run():
+    Net()(x).square().sum().backward()
+""",
+    "what a list of modules gives, where its argument is read again": """
+def mlp(last):
+    layers = []
+    for _ in range(2):
+        layers.append(nn.Linear(4, 4, dtype=torch.float64))
+    layers.append(last())
+    return nn.Sequential(*layers)
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(nn.Tanh)
+    def forward(self, h):
+        s = self.net(h)
+        s *= h.exp()
+        return s + h
+def run():
+    (Scaled()(x) @ w).square().sum().backward()
+""",
     "a step of optimizers in a dict": NETS
     + """
 opts = {"d": torch.optim.Adam(d.parameters(), 0.1), "g": torch.optim.Adam(g.parameters(), 0.1)}

@@ -50,7 +50,8 @@ SAME = {
         "net = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Tanh())\nnn.init.normal_(net[0].weight)\n"
         "loss = net(w * x).square().mean()"),
     "rows of an embedding, one of which only pads": (
-        "w[2] = x[0]\nh = F.embedding(torch.tensor([[0, 2], [0, 1]]), w, padding_idx=-3)\nloss = (h * x[1]).exp().sum()",
+        "w[2] = x[0]\nh = F.embedding(torch.tensor([[0, 2], [0, 1]]), w, padding_idx=-3)\n"
+        "loss = (h * x[1]).exp().sum()",
         "v = torch.cat([w[:2], x[:1]])\nh = F.embedding(torch.tensor([[0, 2], [0, 1]]), v, padding_idx=0)\n"
         "loss = (h * x[1]).exp().sum()"),
     "a custom Function": (

@@ -64,6 +64,7 @@ def holds_alone(
     given: ast.expr | None = None,
     holders: Holders | None = None,
     whole: str = "",
+    made: ast.stmt | None = None,
 ) -> bool:
     """Return True if no other name or container that is read again holds the tensor of a name when a statement writes
     through it. If it was seen who held it (`holders`), that decides (seen.py). Else the source alone does:
@@ -73,7 +74,7 @@ def holds_alone(
     use, an argument, or the variable of a loop is never known. Nor is one that is written in a `with` block that it was
     not bound in: under `no_grad` what is written in place stays in the graph, and a new tensor does not.
     `given` is what the writing call itself is called with, `whole` a name of what the written tensor is a part of: it
-    gets another tensor as well.
+    gets another tensor as well. `made`: where an operator was seen to make the written tensor.
     """
     scope, held = file.scope(write), [name, whole] if whole else [name]
     if not all(is_own(scope, one) for one in held):
@@ -84,7 +85,7 @@ def holds_alone(
         known = {one.name for one in holders if is_of(one, file, write)} & {*parameters(scope)}
         handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
         return (
-            all(may_get_another(file, one, write, held, at) for one in held)
+            all(may_get_another(file, one, write, held, at, made) for one in held)
             and all(_is_given_alone(file, one, scope) for one in handed_in)
             and are_over(file, name, write, holders)
         )
@@ -104,10 +105,17 @@ def holds_alone(
     )
 
 
-def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str], at: ast.AST | None) -> bool:
+def may_get_another(
+    file: File,
+    name: str,
+    write: ast.stmt,
+    names: Sequence[str],
+    at: ast.AST | None,
+    made: ast.stmt | None = None,
+) -> bool:
     """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
     to, beside some names, is not read again after the node `at`: other runs of the line may see another tensor than
-    those looked at."""
+    those looked at. In the statement `made` an operator was seen to make it."""
     bound = [one for one in uses(file.scope(write), name, ast.Store, ast.Del) if file.statement(one) is not write]
     if name in parameters(file.scope(write)) and _binding(file, name, write) is None:
         if not _is_given_alone(file, name, file.scope(write)):
@@ -116,7 +124,8 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
         return False
     around, also = set(_blocks_with(file, write)), set[str]()
     for one in bound:
-        row, others = file.nearest(one, ast.stmt), _bound_with(file, one)
+        row = file.nearest(one, ast.stmt)
+        others = set[str]() if row is made is not None else _bound_with(file, one)
         if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
         also |= others
@@ -161,7 +170,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
 def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
     """Return True if a call with arguments may run the `forward` of this class, also as a part of another module."""
     func = _run_by(call)
-    if not (call.args or call.keywords):
+    if func is call.func and not _fits(call, forward):
         return False
     if (found := function_called(file, func, call)) is not None:
         return found is forward
@@ -177,6 +186,17 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
             one.attr == last_name(func) and is_stored(file, one) for one in walk(file.tree, ast.Attribute)
         )
     return not (is_known or (isinstance(func, ast.Attribute) and is_namespace(func.value)))
+
+
+def _fits(call: ast.Call, method: Function) -> bool:
+    """Return True if a method can be called with the arguments of a call."""
+    of, stars = method.args, has_stars(call)
+    places = [one.arg for one in (*of.posonlyargs, *of.args)][1:]
+    names = {one.arg for one in call.keywords if one.arg}
+    needed = {*places[: len(places) - len(of.defaults)]} - names - {*places[: len(call.args)]}
+    known = {*places, *(one.arg for one in of.kwonlyargs)}
+    many = len(call.args) > len(places) and of.vararg is None
+    return stars or not (needed or many or (of.kwarg is None and names - known))
 
 
 def _is_given_last(file: File, given: ast.expr) -> bool:

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
 from itertools import chain, pairwise
-from types import CellType, CodeType, FrameType
+from types import CellType, CodeType, FrameType, GeneratorType
 from typing import Any
 from weakref import getweakrefs
 
@@ -26,7 +26,7 @@ from torch.autograd.function import BackwardCFunction
 from noclobber.model.seen.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.handles import Given, Handle
 from noclobber.observe.core.seen.records import Looked, Record, looked_at
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.describe.called import calls_to, module_path
@@ -115,8 +115,11 @@ def _holders(
         if not seen.add_frame(one, passes=i < begin or _passes_on(one.f_code)):
             return None
     for inner, outer in pairwise(frames):
+        own = variables(outer)
         if _is_of_module(inner.f_code, "_wrapped_call_impl"):
-            seen.called_with.update(map(id, variables(outer).values()))
+            seen.called_with.update(map(id, own.values()))
+        elif own.get("kwargs") and _is_of(outer.f_code, *_WITHOUT_DYNAMO):
+            seen.called_with.update(map(id, own["args"]))
     seen.add_paths(frames[begin])
     return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None
 
@@ -128,10 +131,7 @@ def _may_be_written_anew(inside: list[FrameType]) -> bool:
     another library. To look for the holders of what they write would take long, and say nothing.
     """
     called = [one.f_code for one in inside if owner_of(one.f_code.co_filename) is not Owner.NOCLOBBER][-1:]
-    return all(
-        _is_of_module(one, "_wrapped_call_impl") or one.co_filename.replace("\\", "/").endswith(_OF_OPERATORS)
-        for one in called
-    )
+    return all(_is_of_module(one, "_wrapped_call_impl") or _is_of(one, *_OF_OPERATORS) for one in called)
 
 
 _OF_OPERATORS = ("torch/_tensor.py", "torch/functional.py", "torch/nn/functional.py", "torch/nn/init.py")
@@ -168,14 +168,28 @@ def _is_held_elsewhere(on: list[torch.Tensor]) -> bool:
 
 
 def _passes_on(code: CodeType) -> bool:
-    """Return True for the functions of torch that only hand a tensor on, and do not read it again after the call."""
+    """Return True for the functions of torch that only hand a tensor on, and do not read it again after the call.
+
+    What a checkpoint reads to recompute is held for autograd: the region has to get what it got in forward.
+    """
     if code.co_name == "forward":
-        return code.co_filename.replace("\\", "/").endswith("torch/nn/modules/container.py")
-    return _is_of_module(code, "_wrapped_call_impl", "_call_impl")
+        return _is_of(code, "torch/nn/modules/container.py")
+    if _is_of_module(code, "_wrapped_call_impl", "_call_impl"):
+        return True
+    return _is_of(code, "torch/utils/checkpoint.py", *_WITHOUT_DYNAMO)
+
+
+_WITHOUT_DYNAMO = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
+"""Files with the functions that call `checkpoint` with `*args` and `**kwargs`, which Python puts on its stack (torch
+2.13, Python 3.11; tests/mend/test_sound.py)."""
 
 
 def _is_of_module(code: CodeType, *names: str) -> bool:
-    return code.co_name in names and code.co_filename.replace("\\", "/").endswith("torch/nn/modules/module.py")
+    return code.co_name in names and _is_of(code, "torch/nn/modules/module.py")
+
+
+def _is_of(code: CodeType, *files: str) -> bool:
+    return code.co_filename.replace("\\", "/").endswith(files)
 
 
 class _Seen:
@@ -186,7 +200,7 @@ class _Seen:
         """References from the variables of functions, by the id of a tensor."""
         self.called_with: Counter[int] = Counter()
         """How many frames hold it while they call a module: `Module.__call__` is a slot of C, so what is an argument
-        stays on the stack of the frame, too (Python 3.11; tests/mend/test_sound.py)."""
+        stays on the stack of the frame, too (Python 3.11; tests/mend/test_sound.py). Also of `_WITHOUT_DYNAMO`."""
         self.holders: list[Holder] = []
         self.named: set[int] = set()
         self.cells: set[str] = set()
@@ -275,7 +289,8 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
         for part in gc.get_referents(one):
             if id(part) in seen.counts:
                 seen.counts[id(part)] += 1
-        is_named = id(one) in {*seen.known, *seen.tuples} or isinstance(one, (CellType, tensor_state.Weak))
+        is_ours = isinstance(one, (tensor_state.Weak, Handle, Given))
+        is_named = is_ours or id(one) in {*seen.known, *seen.tuples} or isinstance(one, CellType)
         if not is_named and not _is_of_ctx(one, referrers):
             unknown.append(one)
     part = None
@@ -298,6 +313,8 @@ def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]
     `enumerate(x.unbind())` gives each part once."""
     while unknown:
         one = unknown.pop()
+        if isinstance(one, GeneratorType) and _passes_on(one.gi_code):
+            continue  # the region of a checkpoint is under way
         if type(one) not in _GIVING or id(one) in in_frames:
             return False
         unknown += [up for up in gc.get_referrers(one) if up is not unknown and up is not referrers]

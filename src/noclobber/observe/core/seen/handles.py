@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -118,6 +118,13 @@ class Argument(Handle):
     """An argument that a checkpointed region keeps. No node saves it: `node` is the last node before the region."""
 
     __slots__ = ()
+
+
+class Given(NamedTuple):
+    """An argument of a checkpointed region as the program gave it, and whether it has a node that it can lose."""
+
+    argument: Any
+    had_node: bool
 
 
 class Needed(Argument):

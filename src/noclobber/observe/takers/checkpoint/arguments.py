@@ -12,15 +12,12 @@ from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.save_hooks import are_ours
-from noclobber.observe.core.seen.handles import Argument, Handle, OfView
+from noclobber.observe.core.seen.handles import Argument, Given, Handle, OfView
 from noclobber.observe.core.seen.records import reading
 from noclobber.observe.describe import refusals
 from noclobber.observe.torch_api import before_2_12, private
 from noclobber.observe.torch_api.autograd import hook_stack, native_saves
 from noclobber.observe.torch_api.tensors import storages
-
-_Given = list[tuple[Any, bool]]
-"""The arguments of a region, each with whether it has a node that it can lose."""
 
 
 def arm(context: Context, way: Way) -> None:
@@ -58,7 +55,7 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
 
     def saved_inputs(frame: Any, args: tuple[object, ...]) -> None:
         if context.thread.watched:
-            given = [(argument, _may_be_detached(argument)) for argument in args]
+            given = [Given(argument, _may_be_detached(argument)) for argument in args]
             _mark(save for save in frame.saved_args if isinstance(save, saved_tensor))
             frame.noclobber_given = given
 
@@ -71,11 +68,11 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
         inputs = unpacked(frame)
         return way.guarded(given_again, frame.saved_args, given, inputs) or inputs
 
-    def given_again(saved: list[object], given: _Given, inputs: list[object]) -> list[object]:
+    def given_again(saved: list[object], given: list[Given], inputs: list[object]) -> list[object]:
         rows = zip(saved, given, inputs, strict=True)
         return [_either(context, getattr(save, "data", None), was, tensor) for save, (was, _), tensor in rows]
 
-    def refuse_detached(saved: list[object], given: _Given) -> None:
+    def refuse_detached(saved: list[object], given: list[Given]) -> None:
         for save, (tensor, had_node) in zip(saved, given, strict=True) if context.bus.listeners else ():
             handle = save.data if isinstance(save, saved_tensor) else None
             if isinstance(handle, Handle) and had_node and tensor.grad_fn is None and not context.keeping:
@@ -106,14 +103,14 @@ def _from_nodes(context: Context, way: Way) -> None:
     def saved_by(node: Any, args: tuple[object, ...]) -> None:
         if context.thread.watched and node is not None:
             _mark(node._raw_saved_tensors)
-            node.noclobber_given = [argument for argument in args if isinstance(argument, torch.Tensor)]
+            node.noclobber_given = [Given(one, had_node=False) for one in args if isinstance(one, torch.Tensor)]
 
     def instead(node: Any, tensors: tuple[object, ...]) -> tuple[object, ...] | None:
         given = getattr(node, "noclobber_given", None)
         if given is None:
             return None
         rows = zip(node._raw_saved_tensors, given, tensors, strict=True)
-        return tuple(_either(context, saved.data, argument, tensor) for saved, argument, tensor in rows)
+        return tuple(_either(context, saved.data, was, tensor) for saved, (was, _), tensor in rows)
 
     before_2_12.on_arguments(way.patches.put, way.entry(saved_by), way.entry(instead))
 

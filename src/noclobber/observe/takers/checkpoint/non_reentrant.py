@@ -21,6 +21,7 @@ from noclobber.observe.core.seen import reads
 from noclobber.observe.core.seen.records import here
 from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.describe import clobbers
+from noclobber.observe.describe.reachable import variables
 from noclobber.observe.takers.checkpoint import forward_bytes
 from noclobber.observe.takers.checkpoint.regions import CheckpointRegion, Holder, RegionSave, saved_under
 from noclobber.observe.torch_api import private
@@ -43,7 +44,7 @@ def arm(context: Context, way: Way) -> None:
 
     def began(hooks: saved_tensors_hooks, frame: forward_bytes.RegionFrame, caller: FrameType) -> None:
         if context.thread.watched:
-            given = caller.f_locals
+            given = variables(caller)
             function, args, kwargs = given["fn"], given["args"], given["kwargs"]
             read = reads.read_by(function, args, kwargs)
             region = CheckpointRegion(context, way, place_of(caller), read)
