@@ -230,6 +230,44 @@ def test_no_state_is_named_where_none_is_carried(program):
     assert not [one for one in finding.labels if one.role == "create"]
 
 
+class Scale:
+    """Divides by a running mean, which begins as the first value."""
+
+    def __init__(self):
+        self.value = None
+
+    def __call__(self, loss):
+        if self.value is None:
+            self.value = loss
+        else:
+            self.value = 0.9 * self.value + 0.1 * loss  # value
+        return loss / self.value
+
+
+def of_running_means():
+    net, scales = nn.Linear(3, 2), {"a": Scale(), "b": Scale()}
+    for _ in range(3):
+        out = net(torch.ones(4, 3))
+        (scales["a"](out.square().mean()) + scales["b"](out.exp().mean())).backward()
+
+
+def test_a_state_may_begin_as_another_operator_gave_it():
+    finding = finding_of(of_running_means)
+    assert finding.notes[0].startswith("`scales['a'].value` and `scales['b'].value` lead to")
+
+
+def of_a_residual():
+    lin, h = nn.Linear(3, 3), torch.zeros(2, 3)
+    for _ in range(3):
+        out = torch.ones(2, 3) + h
+        h = lin(out).exp().mul(2)
+        (out.sum() + h.sum()).backward()
+
+
+def test_what_is_computed_from_a_state_is_none():
+    assert "`out`" not in finding_of(of_a_residual).notes[0]
+
+
 def of_checkpointed_regions():
     net = Cell()
     for _ in range(3):

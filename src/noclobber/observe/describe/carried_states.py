@@ -16,11 +16,13 @@ from noclobber.observe.describe.tensor_names import user_frames
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.syntax.assigning import computes_from_itself, set_in
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
 _MOST_STATES = 4
+_FEW = 6
 
 
 class Edge(NamedTuple):
@@ -37,25 +39,29 @@ def carried(
     whether each edge is known to be of one of them; and the keys of their storages.
 
     `boundary` is the number of the next node when the same line last ended a backward. A state still holds the old
-    tensor, or its next value: then the same statement made both. So both nodes are of one kind, with one shape, and the
-    same number of nodes was made from each of them until its backward, or both saved at one place. What is not known to
-    be a state in this way is left out.
+    tensor, or its next value. Then one statement made both, and both nodes are of one kind, with one shape, and as many
+    nodes were made from each of them until its backward, or both saved at one place. Or a statement computes the state
+    from itself, in a few operations: another may have made its first value. What is not known to be a state in one of
+    these ways is left out.
     """
     distances = {edge: boundary - edge.node._sequence_nr() for edge in edges}
     now, found, known = engine_state.next_node(), dict[int, list[Held]](), set[Edge]()
 
-    def leads_there(edge: Edge, node: Node, tensor: torch.Tensor) -> bool:
-        if (node, tensor.output_nr) == edge:
+    def leads_there(edge: Edge, node: Node, held: Held) -> bool:
+        if (node, held.value.output_nr) == edge:
             return True
-        as_far = now - node._sequence_nr() == distances[edge]
-        return _is_alike(edge, node, tensor) and (as_far or _is_of_one_place(edge, node, memory))
+        if not _is_alike(edge, held.value):
+            return False
+        is_same = edge.node.name() == node.name() and edge.output == held.value.output_nr
+        as_far = is_same and now - node._sequence_nr() == distances[edge]
+        return as_far or (is_same and _is_of_one_place(edge, node, memory)) or _computes_itself(held, edge, node)
 
     with modes.plain():
         for held in reachable(user_frames(frame)):
             if held.kind == "attribute" and not can_hold_another(held):
                 continue
             node = _node_of(held.value)
-            leading = [] if node is None else [edge for edge in edges if leads_there(edge, node, held.value)]
+            leading = [] if node is None else [edge for edge in edges if leads_there(edge, node, held)]
             if leading:
                 found.setdefault(id(held.value), []).append(held)
                 known.update(leading)
@@ -122,11 +128,24 @@ def _node_of(value: Any) -> Any:
     return value.grad_fn
 
 
-def _is_alike(edge: Edge, node: Node, value: torch.Tensor) -> bool:
+def _is_alike(edge: Edge, value: torch.Tensor) -> bool:
     made = edge.node._input_metadata
-    if edge.node.name() != node.name() or edge.output != value.output_nr or edge.output >= len(made):
+    if edge.output >= len(made):
         return False
     return tuple(made[edge.output].shape) == tuple(value.shape) and made[edge.output].dtype == value.dtype
+
+
+def _computes_itself(held: Held, edge: Edge, node: Node) -> bool:
+    """Return True if a statement such as `self.mean = 0.9 * self.mean + 0.1 * loss` may have made a value out of what
+    the edge leads to: it is a few operations away."""
+    near = {node}
+    for _ in range(_FEW):
+        following = [one for each in near for one in each.next_functions if one[0] is not None]
+        if edge in following:
+            codes = held.scopes
+            return any(computes_from_itself(row, held.name) for _, row, _ in set_in(codes, held.name))
+        near = {one for one, _ in following if one is not None}
+    return False
 
 
 def _is_of_one_place(edge: Edge, node: Node, memory: Memory) -> bool:

@@ -7,47 +7,37 @@ import ast
 import builtins
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import CodeType
 
 from noclobber.model.reports.finding import Label, label_at
 from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site, Span
+from noclobber.syntax.assigning import Set, computes_from_itself, set_in
 from noclobber.syntax.names import (
     called,
     calls,
     definition,
     dotted,
     first_name,
-    is_declared,
     is_untracked,
     made_of,
     names_bound,
     names_used,
     owner,
     targets,
-    unindexed,
 )
 from noclobber.syntax.tree import (
     File,
-    Function,
     Loop,
     Place,
-    file_at,
-    functions,
     last_line,
     place_of,
     starts,
     walk,
-    within,
 )
 from noclobber.syntax.writes import is_of_loss
-
-Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
-
-_PARTS = re.compile(r"(?:\[[^][]*\])*$")
-"""The indices at the end of a name."""
 
 
 def states(event: Refusal) -> list[Carried]:
@@ -96,20 +86,12 @@ def labels(event: Refusal) -> list[Label]:
     return list(found.values())
 
 
-def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
+def _set_at(one: Carried) -> list[Set]:
     """Return the statement that sets a state, with what it sets: the one that computes it from its old value, else the
     only one that may run again. Empty if neither is known."""
-    found = [
-        (file, row, target)
-        for code in [site.code for site in one.scopes if site.code.co_name != "__init__"]
-        for file, scope in _scope(code)
-        for row in _rows(scope, one.name)
-        if isinstance(row, Assignment) and row.value is not None and not isinstance(row.value, ast.Constant)
-        if not _is_of_no_graph(row.value)
-        for target in targets(row)
-        if _is(target, one.name)
-    ]
-    again = [(file, row, target) for file, row, target in found if _computes_from_itself(row, one.name)]
+    codes = [site.code for site in one.scopes]
+    found = [(file, row, target) for file, row, target in set_in(codes, one.name) if not _is_of_no_graph(row.value)]
+    again = [(file, row, target) for file, row, target in found if computes_from_itself(row, one.name)]
     chosen = again or [
         (file, row, target)
         for file, row, target in found
@@ -118,44 +100,10 @@ def _set_at(one: Carried) -> list[tuple[File, Assignment, ast.expr]]:
     return chosen if len({row for _, row, _ in chosen}) == 1 else []
 
 
-def _is_of_no_graph(value: ast.expr) -> bool:
+def _is_of_no_graph(value: ast.expr | None) -> bool:
     """Return True for what is detached, and for a tensor of numbers."""
-    cut = names_used(value) & {"detach", "data"}
+    cut = names_used(value) & {"detach", "data"} if value is not None else set()
     return bool(cut) or (isinstance(value, ast.Call) and is_untracked(value))
-
-
-def _rows(scope: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, and of the functions in it that say that this variable is not their own."""
-    yield from within(scope, ast.AST)
-    for inner in functions(scope):
-        if inner is not scope and is_declared(inner, _PARTS.sub("", name)):
-            yield from within(inner, ast.AST)
-
-
-def _scope(code: CodeType) -> Sequence[tuple[File, ast.AST]]:
-    """Return the function, or the module, of a code object, with its file; empty if its text is not known."""
-    file = file_at(code.co_filename)
-    if file is None or code.co_name == "<module>":
-        return [] if file is None else [(file, file.tree)]
-    named = (one for one in functions(file.tree) if one.name == code.co_name)
-    return [(file, one) for one in named if one.lineno >= code.co_firstlineno >= _first_line(one)][:1]
-
-
-def _first_line(function: Function) -> int:
-    return min([function.lineno, *(one.lineno for one in function.decorator_list)])
-
-
-def _is(target: ast.expr, name: str) -> bool:
-    """Return True if an expression may be this state, or an item of it: `self.mem` for `net.cell.mem`."""
-    target = unindexed(target)
-    owner, _, last = _PARTS.sub("", name).rpartition(".")
-    return isinstance(target, ast.Attribute) and target.attr == last if owner else dotted(target) == last
-
-
-def _computes_from_itself(row: Assignment, name: str) -> bool:
-    if isinstance(row, ast.AugAssign):
-        return True
-    return any(_is(one, name) for one in walk(row.value, ast.expr)) if row.value is not None else False
 
 
 def built_once(read: Site | None, saved: Site | None, states: Sequence[Carried] = ()) -> bool | None:
@@ -298,6 +246,7 @@ _ELSEWHERE = ("backward", "step", "zero_grad", "append", "item")
 
 
 def _holds(code: CodeType, other: CodeType) -> bool:
-    """Whether `other` is `code`, or a comprehension or lambda in it."""
-    nested = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name.startswith("<")]
+    """Whether `other` is `code`, or a comprehension in it, which runs where it stands."""
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    nested = [one for one in inner if one.co_name.startswith("<") and one.co_name != "<lambda>"]
     return code is other or any(_holds(one, other) for one in nested)

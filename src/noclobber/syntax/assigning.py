@@ -1,0 +1,63 @@
+"""The statements that may set a variable, an attribute or an item, by the code that runs them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType
+
+from noclobber.syntax.names import dotted, is_declared, targets, unindexed
+from noclobber.syntax.tree import File, Function, file_at, functions, walk, within
+
+Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
+Set = tuple[File, Assignment, ast.expr]
+"""A statement that sets something, with its file, and what it sets."""
+
+_PARTS = re.compile(r"(?:\[[^][]*\])*$")
+"""The indices at the end of a name."""
+
+
+def set_in(codes: Iterable[CodeType], name: str) -> Iterator[Set]:
+    """Yield the statements of some functions that may set what a name stands for, other than to a constant: `self.mem`
+    for `net.cell.mem`. `__init__` only begins it."""
+    for code in codes:
+        for file, scope in _scope(code) if code.co_name != "__init__" else ():
+            for row in _rows(scope, name):
+                if isinstance(row, Assignment) and row.value is not None and not isinstance(row.value, ast.Constant):
+                    yield from ((file, row, target) for target in targets(row) if _is(target, name))
+
+
+def _rows(scope: ast.AST, name: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope, and of the functions in it that say that this variable is not their own."""
+    yield from within(scope, ast.AST)
+    for inner in functions(scope):
+        if inner is not scope and is_declared(inner, _PARTS.sub("", name)):
+            yield from within(inner, ast.AST)
+
+
+def _scope(code: CodeType) -> Sequence[tuple[File, ast.AST]]:
+    """Return the function, or the module, of a code object, with its file; empty if its text is not known."""
+    file = file_at(code.co_filename)
+    if file is None or code.co_name == "<module>":
+        return [] if file is None else [(file, file.tree)]
+    named = (one for one in functions(file.tree) if one.name == code.co_name)
+    return [(file, one) for one in named if one.lineno >= code.co_firstlineno >= _first_line(one)][:1]
+
+
+def _first_line(function: Function) -> int:
+    return min([function.lineno, *(one.lineno for one in function.decorator_list)])
+
+
+def _is(target: ast.expr, name: str) -> bool:
+    """Return True if an expression may be this state, or an item of it: `self.mem` for `net.cell.mem`."""
+    target = unindexed(target)
+    owner, _, last = _PARTS.sub("", name).rpartition(".")
+    return isinstance(target, ast.Attribute) and target.attr == last if owner else dotted(target) == last
+
+
+def computes_from_itself(row: Assignment, name: str) -> bool:
+    """Return True for `self.mem = f(self.mem)` and `mem += x`."""
+    if isinstance(row, ast.AugAssign):
+        return True
+    return any(_is(one, name) for one in walk(row.value, ast.expr)) if row.value is not None else False
