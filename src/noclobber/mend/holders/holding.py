@@ -64,7 +64,6 @@ def holds_alone(
     given: ast.expr | None = None,
     holders: Holders | None = None,
     whole: str = "",
-    made: ast.stmt | None = None,
 ) -> bool:
     """Return True if no other name or container that is read again holds the tensor of a name when a statement writes
     through it. If it was seen who held it (`holders`), that decides (seen.py). Else the source alone does:
@@ -74,7 +73,7 @@ def holds_alone(
     use, an argument, or the variable of a loop is never known. Nor is one that is written in a `with` block that it was
     not bound in: under `no_grad` what is written in place stays in the graph, and a new tensor does not.
     `given` is what the writing call itself is called with, `whole` a name of what the written tensor is a part of: it
-    gets another tensor as well. `made`: where an operator was seen to make the written tensor.
+    gets another tensor as well.
     """
     scope, held = file.scope(write), [name, whole] if whole else [name]
     if not all(is_own(scope, one) for one in held):
@@ -85,7 +84,7 @@ def holds_alone(
         known = {one.name for one in holders if is_of(one, file, write)} & {*parameters(scope)}
         handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
         return (
-            all(may_get_another(file, one, write, held, at, made) for one in held)
+            all(may_get_another(file, one, write, held, at) for one in held)
             and all(_is_given_alone(file, one, scope) for one in handed_in)
             and are_over(file, name, write, holders)
         )
@@ -105,17 +104,10 @@ def holds_alone(
     )
 
 
-def may_get_another(
-    file: File,
-    name: str,
-    write: ast.stmt,
-    names: Sequence[str],
-    at: ast.AST | None,
-    made: ast.stmt | None = None,
-) -> bool:
+def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str], at: ast.AST | None) -> bool:
     """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
     to, beside some names, is not read again after the node `at`: other runs of the line may see another tensor than
-    those looked at. In the statement `made` an operator was seen to make it."""
+    those looked at."""
     bound = [one for one in uses(file.scope(write), name, ast.Store, ast.Del) if file.statement(one) is not write]
     if name in parameters(file.scope(write)) and _binding(file, name, write) is None:
         if not _is_given_alone(file, name, file.scope(write)):
@@ -124,8 +116,7 @@ def may_get_another(
         return False
     around, also = set(_blocks_with(file, write)), set[str]()
     for one in bound:
-        row = file.nearest(one, ast.stmt)
-        others = set[str]() if row is made is not None else _bound_with(file, one)
+        row, others = file.nearest(one, ast.stmt), _bound_with(file, one)
         if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
         also |= others

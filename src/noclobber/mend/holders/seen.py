@@ -37,14 +37,6 @@ def holders_at(finding: Finding, file: File, write: ast.stmt) -> Holders | None:
     return tuple(dict.fromkeys(holder for one in found for holder in one or ()))
 
 
-def made_at(finding: Finding, file: File) -> ast.stmt | None:
-    """Return the statement in which an operator made the tensor that it saved, as its result; None where it was another
-    tensor that it saved."""
-    save = finding.save
-    place = place_of(save.site) if save is not None and save.is_output and not save.unchecked else None
-    return place.statement if place is not None and place.file is file else None
-
-
 def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
     """Return True if a name, attribute or item held the bytes at a write, and no other holder is read after it."""
     wanted, found = without_indexes(name), False

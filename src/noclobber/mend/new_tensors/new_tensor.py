@@ -28,7 +28,7 @@ from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
 from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import may_be_kept, place_written
-from noclobber.mend.holders.seen import are_over, holders_at, is_over, made_at
+from noclobber.mend.holders.seen import are_over, holders_at, is_over
 from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
@@ -278,8 +278,7 @@ def _sound(scene: Scene) -> Change | None:
     whole, joined = _joined(file, write, name) if scene.code == "NC303" else ("", None)
     rows = [one for one in through if one is write or (one.lineno in lines and not _comes_first(file, write, one))]
     for one in rows:
-        holders, made = holders_at(scene.finding, file, one), made_at(scene.finding, file)
-        if not holds_alone(file, name, one, holders=holders, whole=whole, made=made):
+        if not holds_alone(file, name, one, holders=holders_at(scene.finding, file, one), whole=whole):
             return None
         if scene.code == "NC303" and not all(keeps_nothing(file, use) for use in _read_before(file, name, one)):
             return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
