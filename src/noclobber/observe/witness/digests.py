@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import itemgetter
 from time import perf_counter
 from typing import NamedTuple
@@ -31,19 +31,16 @@ View = ctypes.Array[ctypes.c_char]
 """Memory of the CPU, shown as bytes."""
 hash_of: Callable[[View | bytes], int] = xxhash.xxh3_64_intdigest
 _UNREADABLE = (TypeError, RuntimeError, NotImplementedError, ValueError)
-_bytes_at: dict[int, Callable[[int], View]] = {}
-"""By size in bytes: what shows the memory at an address. `Tensor.numpy` could show it too, but a tensor that was once
-seen as an array cannot be resized afterwards (torch 2.13; test_a_tensor_can_still_be_resized)."""
 
 
+@lru_cache(maxsize=4096)
 def _viewer(size: int) -> Callable[[int], View]:
-    """Return a function that shows `size` bytes from an address on. Its caller must hold the tensor meanwhile."""
-    at = _bytes_at.get(size)
-    if at is None:
-        if len(_bytes_at) > 4096:
-            _bytes_at.clear()
-        at = _bytes_at[size] = (ctypes.c_char * size).from_address
-    return at
+    """Return a function that shows `size` bytes from an address on. Its caller must hold the tensor meanwhile.
+
+    `Tensor.numpy` could show them too, but a tensor that was once seen as an array cannot be resized afterwards (torch
+    2.13; test_a_tensor_can_still_be_resized).
+    """
+    return (ctypes.c_char * size).from_address
 
 
 class Plan(NamedTuple):
@@ -208,24 +205,18 @@ OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
 leaf, and backward adds to that. So every read hashes the bytes again."""
 
 
-_small: dict[int, Callable[[int], View]] = {}
-
-
 def shown(tensor: torch.Tensor) -> Shown | None:
     """Return what shows a small tensor in the CPU's memory, at save and again at read; None for all others."""
     try:
         if type(tensor) not in _real or not tensor.is_cpu or not (begin := storages.bytes_at(tensor)):
             return None
         size = tensor.nbytes
-        if not tensor.is_contiguous():
-            plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize) if size < LARGE else None
-            return None if plan is None else (plan.at(begin), begin, plan.pieces)
-        at = _small.get(size)
-        if at is None:
-            if not 0 < size < LARGE:
-                return None
-            at = _small[size] = _viewer(size)
-        return at(begin), begin, None
+        if not 0 < size < LARGE:
+            return None
+        if tensor.is_contiguous():
+            return _viewer(size)(begin), begin, None
+        plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
+        return None if plan is None else (plan.at(begin), begin, plan.pieces)
     except _UNREADABLE:
         return None
 
@@ -376,20 +367,15 @@ def _weighted(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (sums * weights[: sums.numel()]).sum()
 
 
+@cache
 def _weights(device: torch.device) -> torch.Tensor:
     """Return random weights: those of the columns of a row, and then all others.
 
     They are copied from the CPU once, which waits for the device: no stream of it can find them half made.
     """
-    known = _weights_on.get(device)
-    if known is None:
-        drawn = torch.empty(2 * _ROW + _PART // _ROW, device="cpu", dtype=torch.int64)
-        drawn.random_(-(2**63), None, generator=torch.Generator("cpu").manual_seed(0))
-        known = _weights_on[device] = drawn.to(device)
-    return known
-
-
-_weights_on: dict[torch.device, torch.Tensor] = {}
+    drawn = torch.empty(2 * _ROW + _PART // _ROW, device="cpu", dtype=torch.int64)
+    drawn.random_(-(2**63), None, generator=torch.Generator("cpu").manual_seed(0))
+    return drawn.to(device)
 
 
 def as_stored(tensor: torch.Tensor, marked: torch.Tensor | None = None) -> torch.Tensor:
