@@ -74,24 +74,23 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
 
     Inside pack, the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
     """
-    new, of_view, reference = Handle, OfView, ref
     live, takers = context.live, context.takers
     unsorted, history = live.unsorted, context.thread.history
     add_node, add_place = history.nodes.append, history.places.append
-    next_node, frame_of, now, counted = engine_state.next_node, sys._getframe, latest, taken
+    next_node, frame_of = engine_state.next_node, sys._getframe
     at_save = contents.at_pack if contents is not None else None
     arming = context.armings
     views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them
 
     def pack(tensor: torch.Tensor) -> Handle:
-        moment = now[0]  # before the question: where seeing begins anew meanwhile, the save is from before
+        moment = latest[0]  # before the question: where seeing begins anew meanwhile, the save is from before
         try:
             if context.armings != arming:
                 return late(context, tensor)
             if not tensor._is_view():
-                handle = new(tensor)
+                handle = Handle(tensor)
             else:
-                handle = of_view(tensor) if tensor.requires_grad else of_view_outside(tensor)
+                handle = OfView(tensor) if tensor.requires_grad else of_view_outside(tensor)
             try:
                 alias = tensor.detach()  # what `alias_of` does, without a call that may fail
             except (RuntimeError, NotImplementedError, TypeError):
@@ -112,8 +111,8 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
             handle.node = node = next_node() - 1
             handle.moment = moment
             handle.place = place = place_of(frame_of())
-            counted[0] += 1
-            filed = reference(handle)
+            taken[0] += 1
+            filed = ref(handle)
             unsorted.append(filed)
             if len(unsorted) > live.limit:
                 live.sweep()

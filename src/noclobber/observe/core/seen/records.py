@@ -204,9 +204,6 @@ class Counting(Protocol):
     stepped: frozenset[int | None] | None
 
 
-_new = tuple.__new__
-
-
 def _elsewhere() -> tuple[int, int]:
     """Return how many backward calls are under way, and the next node's number, for a thread that was not entered.
 
@@ -238,13 +235,5 @@ def record(
         under_way, number = len(thread.backwards), engine_state.next_node()
     else:
         under_way, number = _elsewhere()
-    where: Any
-    try:
-        where = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        version: int | None = tensor._version
-    except Exception:
-        where, version = geometry(tensor), tensor_state.version_of(tensor)
-    in_graph = tensor.requires_grad
-    return _new(
-        Record, (written, place, key, version, where, step, under_way, number, following(), in_graph, untracked)
-    )
+    version, where, in_graph = tensor_state.version_of(tensor), geometry(tensor), tensor.requires_grad
+    return Record(written, place, key, version, where, step, under_way, number, following(), in_graph, untracked)
