@@ -38,20 +38,16 @@ following: Callable[[], int] = _counted
 """What gives the numbers; the native part sets this."""
 
 
+@dataclass(slots=True, eq=False)
 class Looked:
-    """Who holds what one line writes, in which modules, by which calls: what `describe/holders.py` has seen.
+    """Who holds what one line writes, in which modules, by which calls: what `describe/holders.py` has seen."""
 
-    It keeps the code, so that its id stays.
-    """
-
-    __slots__ = ("calls", "code", "holders", "modules", "times")
-
-    def __init__(self, code: CodeType) -> None:
-        self.code = code
-        self.times = 0
-        self.holders: tuple[Holder, ...] | None = ()
-        self.modules: tuple[str, ...] = ()
-        self.calls: tuple[Site, ...] = ()
+    code: CodeType
+    """Kept, so that its id stays."""
+    times: int = 0
+    holders: tuple[Holder, ...] | None = ()
+    modules: tuple[str, ...] = ()
+    calls: tuple[Site, ...] = ()
 
 
 looked_at: dict[tuple[int, int], Looked] = {}
@@ -100,15 +96,12 @@ class Record(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The writes of an optimizer's step, one for each parameter. They become Records only when a finding is looked for.
-
-    `keys` and `where` stay the same objects from step to step while the parameters stay where they are.
-    """
+    """The writes of an optimizer's step, by parameter. They become Records only when a finding is looked for."""
 
     written: Written
     place: Place | None
     keys: tuple[int | None, ...]
-    versions: list[int]
+    versions: list[int | None]
     where: tuple[Geometry, ...]
     step: Step
     in_backward: int
