@@ -90,7 +90,7 @@ class Gradients:
         Without hooks only Functions run Python code, and `function_begins` looks at the gradients that each is given.
         """
         context = self._context
-        call.deliveries = run = Deliveries(call, self._way)
+        call.deliveries = run = Deliveries(call, self._way, context.bus.notice, self._hooked)
         attends = context.python_in_backward
         if attends:
             context.attend(self._looking)
@@ -164,7 +164,7 @@ class Gradients:
         )
         spoil = Spoil(tensor, node, event, clobbers.later_of(tensor))
         for run in self._under_way():
-            run.expect(spoil, self._context.bus.notice, self._hooked)
+            run.expect(spoil)
 
     def _finish(self, run: Deliveries, result: object) -> None:
         """Report what a backward leaves. Keep the overwritten gradients that the program passed in: it may pass them
