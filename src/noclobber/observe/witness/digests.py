@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
 from time import perf_counter
@@ -54,15 +55,13 @@ class Plan(NamedTuple):
     pieces: Callable[[View], Iterable[bytes]] | None
 
 
+@dataclass(slots=True, eq=False)
 class OnDevice:
     """A fingerprint that stays on its device, because reading its value makes the program wait for the device."""
 
-    __slots__ = ("unsigned", "value")
-
-    def __init__(self, value: torch.Tensor, unsigned: torch.Tensor) -> None:
-        self.value = value
-        self.unsigned = unsigned
-        """The same of the numbers, whatever the signs of their zeros; of the bytes, if these are no real numbers."""
+    value: torch.Tensor
+    unsigned: torch.Tensor
+    """The same of the numbers, whatever the signs of their zeros; of the bytes, if these are no real numbers."""
 
 
 Digest = int | OnDevice | None
@@ -429,7 +428,8 @@ class Contents:
         if alias.is_cpu:
             if not self.only_foreign or identity(alias) is None or storages.storage(alias).is_shared():
                 return False
-        elif self.writes_unseen is None or not _is_of_torch(alias) or self.writes_unseen():
+        # Metal's shaders get tensors as they are.
+        elif self.writes_unseen is None or alias.is_mps or not _is_of_torch(alias) or self.writes_unseen():
             return False
         key = storages.storage_key(alias)
         return key is not None and key not in self.moved and self._is_settled(key)
@@ -504,10 +504,9 @@ def _clocked(tensor: torch.Tensor) -> Digest:
 
 
 def _is_of_torch(tensor: torch.Tensor) -> bool:
-    """Return True if torch allocated a tensor's memory on a device. Metal's shaders get tensors as they are."""
+    """Return True if a tensor has bytes, in memory that torch allocated."""
     try:
-        usual = type(tensor) in _real and not tensor.is_mps and bool(storages.bytes_at(tensor))
-        return usual and storages.storage(tensor).resizable()
+        return type(tensor) in _real and bool(storages.bytes_at(tensor)) and storages.storage(tensor).resizable()
     except _UNREADABLE:
         return False
 
@@ -515,11 +514,9 @@ def _is_of_torch(tensor: torch.Tensor) -> bool:
 def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Return what identifies the bytes of a large tensor while it lives; None for a small tensor, for one without
     bytes, and for memory that torch did not allocate."""
+    if not _is_of_torch(tensor) or tensor.numel() * tensor.itemsize < LARGE:
+        return None
     try:
-        if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
-            return None
-        if not storages.storage(tensor).resizable() or not (begin := storages.bytes_at(tensor)):
-            return None
-        return (begin, tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
+        return storages.bytes_at(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype
     except _UNREADABLE:
         return None
