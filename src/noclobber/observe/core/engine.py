@@ -90,7 +90,7 @@ def _begins(
     place = place_of(frame) if context.native is None else context.native.backward_begins()
     call = read(place, frame, outputs, args, kwargs)
     call.outer, call.node, call.hooks = outer, engine_state.next_node(), thread.hooks
-    calls.begin(call)
+    calls.begins(call)
     if not context.python_in_backward and hook_stack.program_has_hooks():
         # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
         # from before noclobber began.

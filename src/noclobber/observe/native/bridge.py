@@ -58,7 +58,7 @@ class Bridge(HotPath):
             accumulated=context.memory.accumulated.append,
             context=context,
             thread=context.thread,
-            watchers=context.calls.plain.them,
+            watchers=context.calls.them,
             call_key=engine_state.CALL,
         )
         native.connect(asked, ctypes.addressof(self._moments))

@@ -47,7 +47,7 @@ def arm(context: Context, way: Way) -> None:
         way.before(owner, name, gradients.registered)
     if context.watching:
         context.calls.watch(way, gradients.given_again, among=gradients.given)
-        context.calls.watch_python(way, gradients.begin)
+        context.calls.with_python.watch(way, gradients.begin)
         context.customs.watch(way, gradients.function_begins)
         way.before(torch.autograd.function.BackwardCFunction, "register_hook", gradients.function_hooked)
 

@@ -123,8 +123,6 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
     kernel: Callable[..., object]
     if written is not None:
         kernel = kernel_functions.writing(name, written)
-        if written.fills is not None:
-            kernel = kernel_functions.filling(kernel, written)
     elif makes_many_views(schema):
         kernel = kernel_functions.passing(registry.overload(name), schema.name)
     elif name in NUMBERS_AS_TENSORS or schema.name in RECURRENT:
