@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
 from time import perf_counter
-from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -44,15 +43,9 @@ def _viewer(size: int) -> Callable[[int], View]:
     return (ctypes.c_char * size).from_address
 
 
-class Plan(NamedTuple):
-    """How to read a tensor of some layout.
-
-    `at` shows its memory from the first byte to the last. `pieces` takes the bytes out of it that belong to the tensor;
-    None where there are no gaps, whatever the order of the dimensions.
-    """
-
-    at: Callable[[int], View]
-    pieces: Callable[[View], Iterable[bytes]] | None
+Pieces = Callable[[View], Iterable[bytes]] | None
+"""Takes the bytes out of memory that belong to a tensor; None where there are no gaps, whatever the order of the
+dimensions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -167,10 +160,8 @@ def _fingerprint(tensor: torch.Tensor) -> Digest:
             return _on_device(tensor) if is_on_device(tensor) else None
         if not _has_all(tensor):
             return None
-        if tensor.is_contiguous():
-            return hash_of(_viewer(tensor.nbytes)(address))
-        plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
-        return _scattered(tensor) if plan is None else digest_of((plan.at(address), address, plan.pieces))
+        memory = _shown(tensor, address)
+        return _scattered(tensor) if memory is None else digest_of(memory)
     except _UNREADABLE:
         return None
 
@@ -196,8 +187,8 @@ def _on_device(tensor: torch.Tensor) -> Digest:
         return OnDevice(*weighted(tensor))
 
 
-Shown = tuple[View, int, Callable[[View], Iterable[bytes]] | None]
-"""The memory of a small tensor, the address where it begins, and the `pieces` of its plan. It does not keep the memory
+Shown = tuple[View, int, Pieces]
+"""The memory of a tensor from its first byte to the last, and the address where it begins. It does not keep the memory
 alive: look at it only while a tensor lives that begins at the address."""
 OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
 """In place of `shown`, for a large save of a tensor that requires no gradient. The tensor may lie on the `.grad` of a
@@ -209,15 +200,17 @@ def shown(tensor: torch.Tensor) -> Shown | None:
     try:
         if type(tensor) not in _real or not tensor.is_cpu or not (begin := storages.bytes_at(tensor)):
             return None
-        size = tensor.nbytes
-        if not 0 < size < LARGE:
-            return None
-        if tensor.is_contiguous():
-            return _viewer(size)(begin), begin, None
-        plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
-        return None if plan is None else (plan.at(begin), begin, plan.pieces)
+        return _shown(tensor, begin) if 0 < tensor.nbytes < LARGE else None
     except _UNREADABLE:
         return None
+
+
+def _shown(tensor: torch.Tensor, begin: int) -> Shown | None:
+    """Return what shows a tensor that begins at an address of the CPU; None if its bytes lie in many pieces."""
+    if tensor.is_contiguous():
+        return _viewer(tensor.nbytes)(begin), begin, None
+    plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
+    return None if plan is None else (plan[0](begin), begin, plan[1])
 
 
 def digest_of(memory: Shown) -> int:
@@ -227,8 +220,9 @@ def digest_of(memory: Shown) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan | None:
-    """Return how to read a tensor that is not contiguous; None unless it is a few rows, equally far apart."""
+def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> tuple[Callable[[int], View], Pieces] | None:
+    """Return what shows a tensor that is not contiguous from an address on, and its pieces; None unless it is a few
+    rows, equally far apart."""
     rows, length, apart = 1, itemsize, 0
     for stride, size in sorted(zip((stride * itemsize for stride in strides), shape, strict=True)):
         if size == 1 or stride == 0:
@@ -245,8 +239,8 @@ def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan
         return None
     end = (rows - 1) * apart + length
     if rows == 1:
-        return Plan(_viewer(end), None)
-    return Plan(_viewer(end), itemgetter(*(slice(start, start + length) for start in range(0, end, apart))))
+        return _viewer(end), None
+    return _viewer(end), itemgetter(*(slice(start, start + length) for start in range(0, end, apart)))
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
