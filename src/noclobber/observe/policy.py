@@ -128,7 +128,7 @@ def detached(context: Context, tensor: torch.Tensor) -> bool:
     producer = None if tensor._is_view() else tensor.grad_fn
     if producer is not None:
         context.live.all()  # every save has a handle then, also one that the native part has taken
-    where = caller(1)
+    where = caller()
     for handle in weakref.getweakrefs(tensor) if producer is not None else ():
         if isinstance(handle, Handle) and not context.core.guarded(is_result, handle, producer):
             suspect = handle.suspected()

@@ -61,10 +61,6 @@ def _compiled(_: Context, way: Way) -> None:
     compile_guard.FRAMES.arm(way.patches)
 
 
-def _custom_functions(context: Context, way: Way) -> None:
-    custom_forwards.arm(context.forwards, context.memory, way)
-
-
 SEEN: tuple[Seen, ...] = (
     Seen("lines that warnings blame", blamed_lines.arm, of_saves=False),
     Seen("regions that torch.compile compiles", _compiled, of_saves=False),
@@ -89,7 +85,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("casts that autocast keeps", stale_casts.arm),
     Seen("memory that other code holds (numpy, DLPack)", exported_saves.arm),
     Seen("checkpoint regions", instrument.arm),
-    Seen("custom Functions", _custom_functions),
+    Seen("custom Functions", lambda context, way: custom_forwards.arm(context.forwards, context.memory, way)),
     Seen("what custom Functions keep on their ctx", ctx_attributes.arm),
     Seen("what custom Functions write", undeclared_writes.arm),
     Seen("custom operators", undeclared_writes.arm_operators),

@@ -94,15 +94,16 @@ class Way:
 
         self.patches.put(owner, name, called)
 
-    def guarded(self, make: Callable[..., T], *args: object, also_off: bool = False) -> T | None:
-        """Return what `make` returns of `args`; None if it fails, or if the way is off. Raises only ClobberError.
+    def guarded(self, make: Callable[..., T], /, *args: object, also_off: bool = False, **kwargs: object) -> T | None:
+        """Return what `make` returns of the arguments; None if it fails, or if the way is off. Raises only
+        ClobberError.
 
         With `also_off` it is called while the way is off too, which a function that undoes something needs.
         """
         if not (self.on or also_off):
             return None
         try:
-            return make(*args)
+            return make(*args, **kwargs)
         except ClobberError:
             raise
         except Exception as failure:
@@ -110,24 +111,8 @@ class Way:
             return None
 
     def entry(self, function: Callable[P, T], *, also_off: bool = False) -> Callable[P, T | None]:
-        """Return a function that PyTorch or the program may call: it calls `function` as `guarded` does.
-
-        With `also_off` it runs while the way is off too, which a function that undoes something needs.
-        """
-
-        @functools.wraps(function)
-        def entered(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            if not (self.on or also_off):
-                return None
-            try:
-                return function(*args, **kwargs)
-            except ClobberError:
-                raise
-            except Exception as failure:
-                self.fail(failure)
-                return None
-
-        return entered
+        """Return a function that PyTorch or the program may call: it calls `function` as `guarded` does."""
+        return functools.partial(self.guarded, function, also_off=also_off)
 
     def fail(self, failure: Exception) -> None:
         """Report a failure, and turn the way off unless it is `lasting`."""

@@ -56,70 +56,61 @@ def arm(context: Context, way: Way) -> None:
             raise
         return result
 
-    both: tuple[Callable[..., Backward | None], Callable[..., None]] = _beginning(context), partial(_has_ended, context)
+    both: tuple[Callable[..., Backward | None], Callable[..., None]]
+    both = partial(_begins, context), partial(_has_ended, context)
     if context.native is not None:
         both = context.native.around_backward(*both, _LINES)
     begins, has_ended = way.entry(both[0]), way.entry(both[1], also_off=True)
     way.patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
 
 
-def _beginning(
-    context: Context,
-) -> Callable[[FrameType, Iterable[object], tuple[object, ...], dict[str, object]], Backward | None]:
-    """Return a function that returns the backward call which this thread begins; None for a call that nobody watches.
+def _begins(
+    context: Context, frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> Backward | None:
+    """Return the backward call that this thread begins; None for a call that nobody watches.
 
-    The function takes the frame that calls the engine, and the engine's arguments. It calls little, as it runs once a
-    step, when hardly anything of noclobber is in the processor's caches.
+    `frame` calls the engine with these arguments.
     """
-    thread, bus, calls = context.thread, context.bus, context.calls
-    next_node, key_is_set, set_key = engine_state.next_node, spare_key.key_is_set, spare_key.set_key
-    set_backward_call, program_has_hooks = engine_state.set_backward_call, hook_stack.program_has_hooks
-
-    def begins(
-        frame: FrameType, outputs: Iterable[object], args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> Backward | None:
-        if context.before_backward is not None and not thread.backwards:
-            due, context.before_backward = context.before_backward, None
-            due()
-        outer = here() if thread.backwards or not thread.entered else None
-        if not bus.listeners or thread.apart:
-            return None
-        if thread.entered:
-            if thread.arming != context.armings:
-                threads.enter(context)
-        elif outer is None:
-            bus.not_seen("backward calls in threads that ran before watching began")
-            if context.everywhere:  # as where another thread than the main one imports torch
-                threads.enter(context)
-            return None
-        if thread.muted:
-            optimizer_steps.unmute(thread)
-        place = place_of(frame) if context.native is None else context.native.backward_begins()
-        call = read(place, frame, outputs, args, kwargs)
-        call.outer, call.node, call.hooks = outer, next_node(), thread.hooks
-        calls.begin(call)
-        if not context.python_in_backward and program_has_hooks():
-            # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
-            # from before noclobber began.
-            context.python_in_backward = True
-        quiet = not context.python_in_backward and key_is_set()
-        call.quiet = quiet = quiet and (not context.careful or may_rest(context, outputs, call.create_graph))
-        if not quiet:
-            calls.python_begins(call)
-        _share_reads(context, quiet and context.is_alone)
-        try:
-            thread.backwards.append(call)
-            set_backward_call(call)
-            if quiet:
-                set_key(False)
-                if not call.create_graph:
-                    threads.rest_hooks(context, call)
-        except Exception:
-            call.over = True  # the backward runs unwatched
-            raise
-        return call
-
-    return begins
+    thread, calls = context.thread, context.calls
+    if context.before_backward is not None and not thread.backwards:
+        due, context.before_backward = context.before_backward, None
+        due()
+    outer = here() if thread.backwards or not thread.entered else None
+    if not context.bus.listeners or thread.apart:
+        return None
+    if thread.entered:
+        if thread.arming != context.armings:
+            threads.enter(context)
+    elif outer is None:
+        context.bus.not_seen("backward calls in threads that ran before watching began")
+        if context.everywhere:  # as where another thread than the main one imports torch
+            threads.enter(context)
+        return None
+    optimizer_steps.unmute(thread)
+    place = place_of(frame) if context.native is None else context.native.backward_begins()
+    call = read(place, frame, outputs, args, kwargs)
+    call.outer, call.node, call.hooks = outer, engine_state.next_node(), thread.hooks
+    calls.begins(call)
+    if not context.python_in_backward and hook_stack.program_has_hooks():
+        # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
+        # from before noclobber began.
+        context.python_in_backward = True
+    quiet = not context.python_in_backward and spare_key.key_is_set()
+    call.quiet = quiet = quiet and (not context.careful or may_rest(context, outputs, call.create_graph))
+    if not quiet:
+        calls.python_begins(call)
+    _share_reads(context, quiet and context.is_alone)
+    try:
+        thread.backwards.append(call)
+        engine_state.set_backward_call(call)
+        if quiet:
+            spare_key.set_key(False)
+            if not call.create_graph:
+                threads.rest_hooks(context, call)
+    except Exception:
+        call.over = True  # the backward runs unwatched
+        raise
+    return call
 
 
 def _has_ended(context: Context, call: Backward, result: object, error: BaseException | None) -> None:

@@ -26,13 +26,11 @@ from noclobber.observe.torch_api.autograd import engine_state, hook_stack, nativ
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.witness.digests import OUTSIDE, Contents, Digest, digest_of, fingerprint, shown
+from noclobber.observe.witness.digests import OUTSIDE, Digest, digest_of, fingerprint, shown
 
 Pack = Callable[[torch.Tensor], Handle]
 Unpack = Callable[[Handle], torch.Tensor]
 Hooks = tuple[Pack, Unpack]
-Read = Callable[[Handle, Digest], torch.Tensor | None]
-"""`Parts.read` of saves that these hooks make."""
 
 _packs: WeakSet[Pack] = WeakSet()
 
@@ -59,39 +57,32 @@ def hooks(context: Context, late: Callable[[Context, torch.Tensor], Handle]) -> 
     `late` returns the handle of a save that these hooks are called for when what is seen has changed since. Where
     noclobber itself fails, a save only gets PyTorch's check of the version.
     """
-    contents, preserved = context.contents, context.keeping
-
-    def read(handle: Handle, digest: Digest) -> torch.Tensor | None:
-        return context.parts.read(context, handle, digest, preserved)
-
-    unpack = _unpacking(context, contents, read)
+    unpack = _unpacking(context)
     compile_guard.never_compile(passed_over(unpack))
-    return claim(_packing(context, contents, late)), unpack
+    return claim(_packing(context, late)), unpack
 
 
-def _packing(context: Context, contents: Contents | None, late: Callable[[Context, torch.Tensor], Handle]) -> Pack:
+def _packing(context: Context, late: Callable[[Context, torch.Tensor], Handle]) -> Pack:
     """Return the pack hook. It makes a handle, files it, and calls the takers of saves.
 
     Inside pack, the next sequence number minus one is that of the node being built (torch_api/self_tests.py tries it).
     """
-    new, of_view, reference = Handle, OfView, ref
     live, takers = context.live, context.takers
-    unsorted, history = live.unsorted, context.thread.history
-    add_node, add_place = history.nodes.append, history.places.append
-    next_node, frame_of, now, counted = engine_state.next_node, sys._getframe, latest, taken
-    at_save = contents.at_pack if contents is not None else None
+    unsorted, add_place = live.unsorted, context.thread.saves.append
+    next_node, frame_of = engine_state.next_node, sys._getframe
+    at_save = context.contents.at_pack if context.contents is not None else None
     arming = context.armings
     views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them
 
     def pack(tensor: torch.Tensor) -> Handle:
-        moment = now[0]  # before the question: where seeing begins anew meanwhile, the save is from before
+        moment = latest[0]  # before the question: where seeing begins anew meanwhile, the save is from before
         try:
             if context.armings != arming:
                 return late(context, tensor)
             if not tensor._is_view():
-                handle = new(tensor)
+                handle = Handle(tensor)
             else:
-                handle = of_view(tensor) if tensor.requires_grad else of_view_outside(tensor)
+                handle = OfView(tensor) if tensor.requires_grad else of_view_outside(tensor)
             try:
                 alias = tensor.detach()  # what `alias_of` does, without a call that may fail
             except (RuntimeError, NotImplementedError, TypeError):
@@ -112,8 +103,8 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
             handle.node = node = next_node() - 1
             handle.moment = moment
             handle.place = place = place_of(frame_of())
-            counted[0] += 1
-            filed = reference(handle)
+            taken[0] += 1
+            filed = ref(handle)
             unsorted.append(filed)
             if len(unsorted) > live.limit:
                 live.sweep()
@@ -123,8 +114,7 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
                 if memory is not None and views_are_visited:
                     leave_out(memory)
                     leave_out(memory[0])
-            add_node(node)
-            add_place(place)
+            add_place((node, place))
             for among, saved in takers:
                 if among:
                     saved(handle, tensor)
@@ -137,10 +127,11 @@ def _packing(context: Context, contents: Contents | None, late: Callable[[Contex
     return pack
 
 
-def _unpacking(context: Context, contents: Contents | None, read: Read) -> Unpack:
+def _unpacking(context: Context) -> Unpack:
     """Return the unpack hook. It compares versions, as PyTorch does not once hooks are set (saved_variable.cpp); and
     fingerprints where contents are watched."""
-    address, at_read = storages.address, None if contents is None else contents.at_read
+    address, at_read = storages.address, None if context.contents is None else context.contents.at_read
+    preserved = context.keeping
 
     def unpack(handle: Handle) -> torch.Tensor:
         alias = handle.alias
@@ -157,7 +148,7 @@ def _unpacking(context: Context, contents: Contents | None, read: Read) -> Unpac
                 is_same = is_same and digest == handle.digest
             if is_same:
                 return alias
-            if (found := read(handle, digest)) is not None:
+            if (found := context.parts.read(context, handle, digest, preserved)) is not None:
                 return found
         except ClobberError:
             raise

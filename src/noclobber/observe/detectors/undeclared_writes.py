@@ -25,6 +25,7 @@ from noclobber.observe.core.seen.sites import Place, caller, site_of
 from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.core.writes import custom_op_kernels
 from noclobber.observe.core.writes.custom_op_kernels import After
+from noclobber.observe.describe import write_history
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
@@ -221,14 +222,15 @@ class Writers:
         for (tensor, made, key, _, _), result in changed:
             if any(declared is tensor for declared in dirty):
                 continue
-            writes = [] if since is None else self._writes(key, since)
+            writes = [] if since is None else write_history.since(self._context.memory, since + 1)
+            writes = [one for one in writes if one.key == key and one.written.op not in ("data=", "swap_tensors")]
             if len(inputs) + len(beside) == 1 and writes and all(one.written.op in SHIFTS for one in writes):
                 continue
             mask = None
             if result is not None and result.old is not None:
                 with modes.aside():
                     mask = tensor.detach() != result.old
-            last, described = writes[0] if writes else None, later_of(tensor)
+            last, described = writes[-1] if writes else None, later_of(tensor)
             event = partial(_undeclared, by, place, last, int(tensor._version), described, result is not None)
             self._remember(_Overwritten(made, engine_state.next_node(), event, mask))
 
@@ -241,16 +243,6 @@ class Writers:
                 of_oldest.pop(0)
             else:
                 self.overwritten.pop(oldest, None)
-
-    def _writes(self, key: int | None, since: int) -> list[Record]:
-        """Return the writes to a storage, newest first."""
-        found = []
-        for one in reversed(self._context.memory.recent):
-            if one.moment <= since:
-                break
-            if one.key == key and one.written.op not in ("data=", "swap_tensors"):
-                found.append(one)
-        return found
 
     def backward_begins(self, call: Backward) -> End | None:
         """Return what reports, at the end of a call, the gradients that skip an undeclared write."""

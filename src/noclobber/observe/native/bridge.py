@@ -26,7 +26,6 @@ from noclobber.observe.core.writes import kernel_functions, write_kernels
 from noclobber.observe.native.load import NotNative, load
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
 from noclobber.observe.torch_api.dispatch import modes, spare_key
-from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests, layout
 from noclobber.observe.witness.digests import Digest, fingerprint
@@ -48,7 +47,7 @@ class Bridge(HotPath):
         self._moments = ctypes.c_int64.from_buffer(records.latest)  # not to be moved: the native part has its address
         asked = SimpleNamespace(
             kind_of=self._guarded(_kind_of),
-            place_here=self._guarded(_place_here),
+            place_here=self._guarded(sites.caller),
             identity=sites.identity,
             make_handle=self._handle,
             has_saves=self._guarded(partial(_is_alive, context.live)),
@@ -59,7 +58,7 @@ class Bridge(HotPath):
             accumulated=context.memory.accumulated.append,
             context=context,
             thread=context.thread,
-            watchers=context.calls.plain.them,
+            watchers=context.calls.them,
             call_key=engine_state.CALL,
         )
         native.connect(asked, ctypes.addressof(self._moments))
@@ -251,10 +250,6 @@ def _kind_of(path: str) -> tuple[int, bool]:
 def _is_alive(table: LiveSaves[Any], key: int | None) -> bool:
     """Return whether something on a storage is alive, or anything at all (None)."""
     return table.any() if key is None else table.has(key)
-
-
-def _place_here() -> Place | None:
-    return sites.place_of(frame_above(0))
 
 
 def _failed(

@@ -39,7 +39,7 @@ def before(
     copies = [(alias, kept) for alias, kept in made if kept is not None]
     if len(copies) < len(made):
         return None
-    versions, node, place = [tensor_state.version_of(one) for one in beside], engine_state.next_node(), caller(1)
+    versions, node, place = [tensor_state.version_of(one) for one in beside], engine_state.next_node(), caller()
 
     def after() -> None:
         for (alias, kept), version in zip(copies, versions, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -85,8 +86,7 @@ def _parts(value: object) -> Iterator[tuple[object, torch.Tensor]]:
 def arm(context: Context, way: Way) -> None:
     """Compare the tensors that custom Functions keep as attributes of their ctx."""
     stashes = CtxSaves(context, way)
-
-    context.forwards.watch_kept(way, stashes.take)
+    context.forwards.watch(way, lambda call: partial(stashes.take, call))
     way.add(context.forwards.forgets, way.entry(stashes.forget))
     context.customs.watch(way, stashes.begins)
 
@@ -101,13 +101,13 @@ class CtxSaves:
         self._by_themselves: WeakSet[Node] = WeakSet()
         """Nodes that compare their stashes themselves (`_keep_comparing`)."""
 
-    def take(self, call: ForwardCall) -> None:
+    def take(self, call: ForwardCall, returned: bool) -> None:
         """Record the stashes of a forward that has ended.
 
         Writes that forward itself made to a stash are part of what it kept, not clobbers.
         """
         ctx: Any = call.ctx
-        if not torch.is_grad_enabled() or not any(ctx.needs_input_grad):
+        if not (returned and call.kept and torch.is_grad_enabled() and any(ctx.needs_input_grad)):
             return
         made = list[CtxSave]()
         for name, place in call.kept.items():

@@ -106,7 +106,8 @@ class Spoil:
 class Deliveries:
     """Where the gradients of one backward call go. After the first write to one, every node that runs is checked."""
 
-    def __init__(self, call: Backward, way: Way) -> None:
+    def __init__(self, call: Backward, way: Way, notice: Notice, hooked: Container[Node]) -> None:
+        self._notice, self._hooked = notice, hooked
         self.given = call.gradients
         self.spoils: list[Spoil] = []
         self._by_storage: dict[int, list[Spoil]] = {}
@@ -118,16 +119,14 @@ class Deliveries:
         self._has_changed = False
         self._passed_on: list[tuple[Spoil, Node]] = []
         """The heirs of the node that ran last. What it passes on has come to them before the next node runs."""
-        self._notice: Notice = lambda event: None
 
-    def expect(self, spoil: Spoil, notice: Notice, hooked: Container[Node]) -> None:
+    def expect(self, spoil: Spoil) -> None:
         """Record a gradient that is about to be written, and hook the nodes of the graph at the first one.
 
-        The node of a Function calls `returned` and needs no hook. It gets one only if the program itself has `hooked`
+        The node of a Function calls `returned` and needs no hook. It gets one only if the program itself has hooked
         it: where there is a hook, no Function may add to the gradients that other nodes have passed on so far
         (`ctx.input_grad_buffers`, torch 2.14; tests/observe/detectors/test_gradient_buffers.py).
         """
-        self._notice = notice
         if any(
             known.node is spoil.node and known.handed.storage.cdata == spoil.handed.storage.cdata
             for known in self._open
@@ -141,7 +140,7 @@ class Deliveries:
             gets, made = self._way.entry(self._gets), self._way.entry(self.returned)
             for node in self._nodes:
                 self._hooks.append(hook_stack.hook(node.register_prehook, partial(gets, node)))
-                if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in hooked):
+                if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in self._hooked):
                     self._hooks.append(hook_stack.hook(node.register_hook, partial(made, node)))
 
     def _changed(self, tensor: object) -> Iterator[Spoil]:

@@ -47,7 +47,7 @@ def arm(context: Context, way: Way) -> None:
         way.before(owner, name, gradients.registered)
     if context.watching:
         context.calls.watch(way, gradients.given_again, among=gradients.given)
-        context.calls.watch_python(way, gradients.begin)
+        context.calls.with_python.watch(way, gradients.begin)
         context.customs.watch(way, gradients.function_begins)
         way.before(torch.autograd.function.BackwardCFunction, "register_hook", gradients.function_hooked)
 
@@ -90,7 +90,7 @@ class Gradients:
         Without hooks only Functions run Python code, and `function_begins` looks at the gradients that each is given.
         """
         context = self._context
-        call.deliveries = run = Deliveries(call, self._way)
+        call.deliveries = run = Deliveries(call, self._way, context.bus.notice, self._hooked)
         attends = context.python_in_backward
         if attends:
             context.attend(self._looking)
@@ -164,7 +164,7 @@ class Gradients:
         )
         spoil = Spoil(tensor, node, event, clobbers.later_of(tensor))
         for run in self._under_way():
-            run.expect(spoil, self._context.bus.notice, self._hooked)
+            run.expect(spoil)
 
     def _finish(self, run: Deliveries, result: object) -> None:
         """Report what a backward leaves. Keep the overwritten gradients that the program passed in: it may pass them

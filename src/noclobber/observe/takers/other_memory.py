@@ -161,7 +161,7 @@ def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor
     cuts = tensors and (value.requires_grad or _is_computed(tensor))
     if not handles and not reread and not cuts:
         return []
-    noted = record(_ASSIGNED, tensor, key or 0, caller(1), context.thread)
+    noted = record(_ASSIGNED, tensor, key or 0, caller(), context.thread)
     if reread:
         context.memory.log(noted)
     if cuts:
@@ -184,7 +184,7 @@ def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:
     if key is None:
         return []
     live = [handle for handle in context.live.at(key) if handle.follows and handle.tensor() is tensor]
-    noted = record(_SWAPPED, tensor, key, caller(2), context.thread)
+    noted = record(_SWAPPED, tensor, key, caller(), context.thread)
     if context.memory.is_reread(key):
         context.memory.log(noted)
     if live:

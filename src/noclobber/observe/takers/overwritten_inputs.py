@@ -63,7 +63,7 @@ def arm(context: Context, way: Way) -> None:
                 found.append(Overwritten(about, write_of(noted, about), read_of(backward)))
         return context.bus.at_end(found)
 
-    context.calls.watch_special(way, begin)
+    context.calls.special.watch(way, begin)
 
 
 _hooked: dict[int, ref[torch.nn.Module]] = {}

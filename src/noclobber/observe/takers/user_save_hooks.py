@@ -229,7 +229,7 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     if not kept.is_copy and tensors:
         kept.spare = policy.spare(context, tensor, kept.node, place, kept.digest)
     context.thread.packed.append(ref(kept))
-    context.thread.history.add(kept.node, place)
+    context.thread.saves.append((kept.node, place))
     return kept
 
 
@@ -349,33 +349,14 @@ def _found(
 ) -> list[Clobber]:
     """Return the clobber of the memory in `read`, whose fingerprint is `digest` now; none if no write is known and no
     bytes are. Where `other` will tell whether they differ, that is left to the end of the call."""
-    make_clobber = _clobber(context, kept, read, tensor, node, current, held=other is None)
-    if other is not None and (call := here()) is not None:
-        call.later.append(clobbers.Later(other, make_clobber))
-        return []
-    clobber = make_clobber()
-    return [clobber] if digest is not None or any(write.overlaps for write in clobber.writes) else []
-
-
-def _clobber(
-    context: Context,
-    kept: UserSave,
-    read: Witness,
-    tensor: torch.Tensor,
-    node: Node | None,
-    current: int,
-    *,
-    held: bool,
-) -> Callable[[], Clobber]:
-    """Return a function that makes the clobber of the memory in `read`. Unless `held`, it keeps no memory alive."""
-    described = partial(clobbers.tensor_of, tensor) if held else clobbers.later_of(tensor)
+    described = partial(clobbers.tensor_of, tensor) if other is None else clobbers.later_of(tensor)
     backward, is_compared, version = reading(), read.digest is not None, read.version
     field, name = clobbers.field_of(kept, node), node.name() if node is not None else ""
     how: Literal["hooks", "packed"] = "hooks" if read is kept else "packed"
     entries = write_history.entries_of(read, write_history.since(context.memory, kept.moment), current)
     is_output, place = how == "hooks" and graph.output_of(node, field) is not None, site_of(kept.place)
 
-    def clobber() -> Clobber:
+    def make_clobber() -> Clobber:
         known = described()
         save = Save(name, field, known, version, place, is_output, unchecked=how)
         writes = clobbers.writes_of(entries, current, known)
@@ -383,4 +364,8 @@ def _clobber(
             writes = (Write("", via="foreign"),) if is_compared or not writes else writes
         return Clobber(save, writes, clobbers.read_of(backward, name), current)
 
-    return clobber
+    if other is not None and (call := here()) is not None:
+        call.later.append(clobbers.Later(other, make_clobber))
+        return []
+    clobber = make_clobber()
+    return [clobber] if digest is not None or any(write.overlaps for write in clobber.writes) else []

@@ -43,7 +43,7 @@ def arm(context: Context, way: Way) -> None:
 
         return ended
 
-    context.calls.watch_special(way, begin)
+    context.calls.special.watch(way, begin)
 
 
 def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from operator import itemgetter
 from time import perf_counter
-from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -31,41 +31,30 @@ View = ctypes.Array[ctypes.c_char]
 """Memory of the CPU, shown as bytes."""
 hash_of: Callable[[View | bytes], int] = xxhash.xxh3_64_intdigest
 _UNREADABLE = (TypeError, RuntimeError, NotImplementedError, ValueError)
-_bytes_at: dict[int, Callable[[int], View]] = {}
-"""By size in bytes: what shows the memory at an address. `Tensor.numpy` could show it too, but a tensor that was once
-seen as an array cannot be resized afterwards (torch 2.13; test_a_tensor_can_still_be_resized)."""
 
 
+@lru_cache(maxsize=4096)
 def _viewer(size: int) -> Callable[[int], View]:
-    """Return a function that shows `size` bytes from an address on. Its caller must hold the tensor meanwhile."""
-    at = _bytes_at.get(size)
-    if at is None:
-        if len(_bytes_at) > 4096:
-            _bytes_at.clear()
-        at = _bytes_at[size] = (ctypes.c_char * size).from_address
-    return at
+    """Return a function that shows `size` bytes from an address on. Its caller must hold the tensor meanwhile.
 
-
-class Plan(NamedTuple):
-    """How to read a tensor of some layout.
-
-    `at` shows its memory from the first byte to the last. `pieces` takes the bytes out of it that belong to the tensor;
-    None where there are no gaps, whatever the order of the dimensions.
+    `Tensor.numpy` could show them too, but a tensor that was once seen as an array cannot be resized afterwards (torch
+    2.13; test_a_tensor_can_still_be_resized).
     """
-
-    at: Callable[[int], View]
-    pieces: Callable[[View], Iterable[bytes]] | None
+    return (ctypes.c_char * size).from_address
 
 
+Pieces = Callable[[View], Iterable[bytes]] | None
+"""Takes the bytes out of memory that belong to a tensor; None where there are no gaps, whatever the order of the
+dimensions."""
+
+
+@dataclass(slots=True, eq=False)
 class OnDevice:
     """A fingerprint that stays on its device, because reading its value makes the program wait for the device."""
 
-    __slots__ = ("unsigned", "value")
-
-    def __init__(self, value: torch.Tensor, unsigned: torch.Tensor) -> None:
-        self.value = value
-        self.unsigned = unsigned
-        """The same of the numbers, whatever the signs of their zeros; of the bytes, if these are no real numbers."""
+    value: torch.Tensor
+    unsigned: torch.Tensor
+    """The same of the numbers, whatever the signs of their zeros; of the bytes, if these are no real numbers."""
 
 
 Digest = int | OnDevice | None
@@ -171,10 +160,8 @@ def _fingerprint(tensor: torch.Tensor) -> Digest:
             return _on_device(tensor) if is_on_device(tensor) else None
         if not _has_all(tensor):
             return None
-        if tensor.is_contiguous():
-            return hash_of(_viewer(tensor.nbytes)(address))
-        plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
-        return _scattered(tensor) if plan is None else digest_of((plan.at(address), address, plan.pieces))
+        memory = _shown(tensor, address)
+        return _scattered(tensor) if memory is None else digest_of(memory)
     except _UNREADABLE:
         return None
 
@@ -200,15 +187,12 @@ def _on_device(tensor: torch.Tensor) -> Digest:
         return OnDevice(*weighted(tensor))
 
 
-Shown = tuple[View, int, Callable[[View], Iterable[bytes]] | None]
-"""The memory of a small tensor, the address where it begins, and the `pieces` of its plan. It does not keep the memory
+Shown = tuple[View, int, Pieces]
+"""The memory of a tensor from its first byte to the last, and the address where it begins. It does not keep the memory
 alive: look at it only while a tensor lives that begins at the address."""
 OUTSIDE: Shown = ((ctypes.c_char * 0)(), -1, None)
 """In place of `shown`, for a large save of a tensor that requires no gradient. The tensor may lie on the `.grad` of a
 leaf, and backward adds to that. So every read hashes the bytes again."""
-
-
-_small: dict[int, Callable[[int], View]] = {}
 
 
 def shown(tensor: torch.Tensor) -> Shown | None:
@@ -216,18 +200,17 @@ def shown(tensor: torch.Tensor) -> Shown | None:
     try:
         if type(tensor) not in _real or not tensor.is_cpu or not (begin := storages.bytes_at(tensor)):
             return None
-        size = tensor.nbytes
-        if not tensor.is_contiguous():
-            plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize) if size < LARGE else None
-            return None if plan is None else (plan.at(begin), begin, plan.pieces)
-        at = _small.get(size)
-        if at is None:
-            if not 0 < size < LARGE:
-                return None
-            at = _small[size] = _viewer(size)
-        return at(begin), begin, None
+        return _shown(tensor, begin) if 0 < tensor.nbytes < LARGE else None
     except _UNREADABLE:
         return None
+
+
+def _shown(tensor: torch.Tensor, begin: int) -> Shown | None:
+    """Return what shows a tensor that begins at an address of the CPU; None if its bytes lie in many pieces."""
+    if tensor.is_contiguous():
+        return _viewer(tensor.nbytes)(begin), begin, None
+    plan = _strided(tensor.shape, tensor.stride(), tensor.itemsize)
+    return None if plan is None else (plan[0](begin), begin, plan[1])
 
 
 def digest_of(memory: Shown) -> int:
@@ -237,8 +220,9 @@ def digest_of(memory: Shown) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan | None:
-    """Return how to read a tensor that is not contiguous; None unless it is a few rows, equally far apart."""
+def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> tuple[Callable[[int], View], Pieces] | None:
+    """Return what shows a tensor that is not contiguous from an address on, and its pieces; None unless it is a few
+    rows, equally far apart."""
     rows, length, apart = 1, itemsize, 0
     for stride, size in sorted(zip((stride * itemsize for stride in strides), shape, strict=True)):
         if size == 1 or stride == 0:
@@ -255,8 +239,8 @@ def _strided(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> Plan
         return None
     end = (rows - 1) * apart + length
     if rows == 1:
-        return Plan(_viewer(end), None)
-    return Plan(_viewer(end), itemgetter(*(slice(start, start + length) for start in range(0, end, apart))))
+        return _viewer(end), None
+    return _viewer(end), itemgetter(*(slice(start, start + length) for start in range(0, end, apart)))
 
 
 def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -376,20 +360,15 @@ def _weighted(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (sums * weights[: sums.numel()]).sum()
 
 
+@cache
 def _weights(device: torch.device) -> torch.Tensor:
     """Return random weights: those of the columns of a row, and then all others.
 
     They are copied from the CPU once, which waits for the device: no stream of it can find them half made.
     """
-    known = _weights_on.get(device)
-    if known is None:
-        drawn = torch.empty(2 * _ROW + _PART // _ROW, device="cpu", dtype=torch.int64)
-        drawn.random_(-(2**63), None, generator=torch.Generator("cpu").manual_seed(0))
-        known = _weights_on[device] = drawn.to(device)
-    return known
-
-
-_weights_on: dict[torch.device, torch.Tensor] = {}
+    drawn = torch.empty(2 * _ROW + _PART // _ROW, device="cpu", dtype=torch.int64)
+    drawn.random_(-(2**63), None, generator=torch.Generator("cpu").manual_seed(0))
+    return drawn.to(device)
 
 
 def as_stored(tensor: torch.Tensor, marked: torch.Tensor | None = None) -> torch.Tensor:
@@ -443,7 +422,8 @@ class Contents:
         if alias.is_cpu:
             if not self.only_foreign or identity(alias) is None or storages.storage(alias).is_shared():
                 return False
-        elif self.writes_unseen is None or not _is_of_torch(alias) or self.writes_unseen():
+        # Metal's shaders get tensors as they are.
+        elif self.writes_unseen is None or alias.is_mps or not _is_of_torch(alias) or self.writes_unseen():
             return False
         key = storages.storage_key(alias)
         return key is not None and key not in self.moved and self._is_settled(key)
@@ -518,10 +498,9 @@ def _clocked(tensor: torch.Tensor) -> Digest:
 
 
 def _is_of_torch(tensor: torch.Tensor) -> bool:
-    """Return True if torch allocated a tensor's memory on a device. Metal's shaders get tensors as they are."""
+    """Return True if a tensor has bytes, in memory that torch allocated."""
     try:
-        usual = type(tensor) in _real and not tensor.is_mps and bool(storages.bytes_at(tensor))
-        return usual and storages.storage(tensor).resizable()
+        return type(tensor) in _real and bool(storages.bytes_at(tensor)) and storages.storage(tensor).resizable()
     except _UNREADABLE:
         return False
 
@@ -529,11 +508,9 @@ def _is_of_torch(tensor: torch.Tensor) -> bool:
 def identity(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Return what identifies the bytes of a large tensor while it lives; None for a small tensor, for one without
     bytes, and for memory that torch did not allocate."""
+    if not _is_of_torch(tensor) or tensor.numel() * tensor.itemsize < LARGE:
+        return None
     try:
-        if type(tensor) not in _real or tensor.numel() * tensor.itemsize < LARGE:
-            return None
-        if not storages.storage(tensor).resizable() or not (begin := storages.bytes_at(tensor)):
-            return None
-        return (begin, tensor._version, tensor.shape, tensor.stride(), tensor.dtype)
+        return storages.bytes_at(tensor), tensor._version, tensor.shape, tensor.stride(), tensor.dtype
     except _UNREADABLE:
         return None

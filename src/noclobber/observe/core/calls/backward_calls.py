@@ -2,62 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from noclobber.model.forks import lock
 from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls.watchers import ALWAYS, Watchers, finish
+from noclobber.observe.core.calls.watchers import Watchers, finish
 from noclobber.observe.core.seen.records import Backward
 
 End = Callable[[object, BaseException | None], ClobberError | None]
 """Called when a backward call has ended, with what it returned and what it raised, one of them None. Returns the error
 that the call raises instead of returning, None for none."""
-Begin = Callable[[Backward], End | None]
-"""Called before a backward call begins. Returns what to call at the end, None for nothing."""
 Ended = Callable[[Backward, object, BaseException | None], ClobberError | None]
 """Called as End is, with the call."""
 
 
-class BackwardCalls:
+class BackwardCalls(Watchers[End, Backward]):
     """The watchers of backward calls. Most calls need none of them, and then cost little."""
 
     def __init__(self) -> None:
-        self.plain: Watchers[End, Backward] = Watchers(None, None)
-        """The watchers of every call."""
-        self._special: Watchers[End, Backward] = Watchers(None, None)
-        self._with_python: Watchers[End, Backward] = Watchers(None, None)
+        super().__init__(None, None)
+        self.special: Watchers[End, Backward] = Watchers(None, None)
+        """The watchers of the calls of `torch.autograd.grad`, and of those with `create_graph`."""
+        self.with_python: Watchers[End, Backward] = Watchers(None, None)
+        """Those that are told once in each call, before any Python code runs in it."""
         self._ends: list[tuple[Way, Ended]] = []
         self._beginning = lock()
-
-    def watch(self, way: Way, begin: Begin, among: Collection[object] = ALWAYS) -> None:
-        """Call `begin` before every call while there is anything in `among`, until the way is taken off."""
-        self.plain.watch(way, begin, among)
-
-    def watch_special(self, way: Way, begin: Begin) -> None:
-        """Call `begin` before each call of `torch.autograd.grad`, and before each with `create_graph`."""
-        self._special.watch(way, begin)
-
-    def watch_python(self, way: Way, begin: Begin) -> None:
-        """Call `begin` once in each call before any Python code runs in it."""
-        self._with_python.watch(way, begin)
 
     def watch_ends(self, way: Way, ended: Ended) -> None:
         """Call `ended` at the end of each call that raised, or that left something to compare (`Backward.later`)."""
         way.add(self._ends, (way, ended))
 
-    def begin(self, call: Backward) -> None:
+    def begins(self, call: Backward) -> None:
         """Tell the watchers that a call begins. What to call at its end goes into `call.ends`."""
-        call.ends += self.plain.begin(call)
+        call.ends += self.begin(call)
         if call.call == "grad" or call.create_graph:
-            call.ends += self._special.begin(call)
+            call.ends += self.special.begin(call)
 
     def python_begins(self, call: Backward) -> None:
         """Tell the watchers that Python code may run in a call from now on."""
         with self._beginning:  # threads of the engine work for one call
             if not call.with_python:
                 call.with_python = True
-                call.ends += self._with_python.begin(call)
+                call.ends += self.with_python.begin(call)
 
     def end(self, call: Backward, result: object, error: BaseException | None) -> ClobberError | None:
         """Call what the watchers want to be called at the end, the last first. Return the error to raise, if any."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,21 +31,20 @@ _DECLARATIONS = ("to_save", "saved_for_forward", "non_differentiable", "material
 """The attributes that the methods of a ctx set. PyTorch reads and checks these itself."""
 
 
+@dataclass(slots=True, eq=False)
 class ForwardCall:
     """A call of `apply` under way. `kept` holds where each tensor, list, tuple or dict was put on the ctx, by name."""
 
-    __slots__ = ("args", "ctx", "dirty", "ends", "function", "kept", "result")
-
-    def __init__(self, function: type, args: tuple[object, ...]) -> None:
-        self.function, self.args = function, args
-        self.ctx: torch.autograd.graph.Node | None = None
-        """None until the forward sets an attribute."""
-        self.kept: dict[str, Place | None] = {}
-        self.dirty: tuple[object, ...] = ()
-        self.ends: Ends[Callable[[bool], object]] = []
-        """What the watchers want to be called at the end."""
-        self.result: object = None
-        """What the call returned; known at its end."""
+    function: type
+    args: tuple[object, ...]
+    ctx: torch.autograd.graph.Node | None = None
+    """None until the forward sets an attribute."""
+    kept: dict[str, Place | None] = field(default_factory=dict)
+    dirty: tuple[object, ...] = ()
+    ends: Ends[Callable[[bool], object]] = field(default_factory=list)
+    """What the watchers want to be called at the end."""
+    result: object = None
+    """What the call returned; known at its end."""
 
 
 class CustomForwards(Watchers[Callable[[bool], object], ForwardCall]):
@@ -53,20 +53,8 @@ class CustomForwards(Watchers[Callable[[bool], object], ForwardCall]):
 
     def __init__(self) -> None:
         super().__init__(False)
-        self._kept: Ends[Callable[[ForwardCall], object]] = []
         self.forgets: list[Callable[[torch.autograd.graph.Node, str], object]] = []
         """Those to call with the ctx and the name of an attribute that is set or deleted after the forward."""
-
-    def watch_kept(self, way: Way, keeps: Callable[[ForwardCall], object]) -> None:
-        """Call `keeps` when a forward has returned that kept something on its ctx, until the way is taken off."""
-        way.add(self._kept, (way, keeps))
-
-    def end(self, call: ForwardCall, returned: bool) -> None:
-        """Tell the watchers that a call has ended."""
-        ends, call.ends = call.ends, []  # they refer to the call, which would keep what it holds
-        finish(ends, returned)
-        if returned and call.kept:
-            finish(self._kept, call)
 
 
 class _Calls(threading.local):
@@ -87,7 +75,8 @@ def arm(forwards: CustomForwards, memory: Memory, way: Way) -> None:
         return call
 
     def ended(call: ForwardCall, returned: bool) -> None:
-        forwards.end(call, returned)
+        ends, call.ends = call.ends, []  # they refer to the call, which would keep what it holds
+        finish(ends, returned)
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
             base = one._base if isinstance(one, torch.Tensor) and one.requires_grad else None
             if base is not None and not base.requires_grad:
@@ -133,7 +122,7 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
                 call.dirty = value
             elif isinstance(value, (torch.Tensor, list, tuple, dict)) and name not in _DECLARATIONS:
                 if not isinstance(value, tuple) or any(isinstance(part, torch.Tensor) for part in value):
-                    call.kept[name] = caller(1)
+                    call.kept[name] = caller()
                 else:  # it never gets a tensor, as a list or a dict may
                     call.kept.pop(name, None)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import ref
 
@@ -166,43 +167,30 @@ class Aside(Handle):
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class Suspect:
     """What is known of a handle once writes may have changed its bytes."""
 
-    __slots__ = (
-        "base",
-        "blind",
-        "detached",
-        "detached_at",
-        "kept",
-        "made",
-        "of_function",
-        "spared",
-        "theirs",
-        "writes",
-    )
-
-    def __init__(self) -> None:
-        self.writes: list[tuple[Record, int]] = []
-        """The writes, each with the version before it."""
-        self.base: ref[torch.Tensor] | None = None
-        """The tensor that was written outside of the graph, if the saved view of it is gone; else None."""
-        self.blind = False
-        """Whether a write that may move no version met bytes that cannot be compared: there are none in a fake run."""
-        self.made: tuple[str, int] | None = None
-        """The name of the node, and its output, that brought the tensor into the graph, if a write did; else None."""
-        self.of_function = False
-        """Whether the write, made with gradients off, was to a view that a custom Function returned."""
-        self.detached = False
-        """Whether a `detach_` of the saved tensor was seen after which PyTorch refuses to unpack it."""
-        self.detached_at: Place | None = None
-        """Where that was called; None if it is not known."""
-        self.kept: torch.Tensor | None = None
-        """A copy of the bytes from before the first write that changes them; None if there is none."""
-        self.spared = False
-        """Whether, while bytes are preserved, writes moved the version but changed no bytes of the save."""
-        self.theirs: native_saves.Save | None = None
-        """PyTorch's own save with the hooks that the program registered on it, used instead of the alias; else None."""
+    writes: list[tuple[Record, int]] = field(default_factory=list)
+    """The writes, each with the version before it."""
+    base: ref[torch.Tensor] | None = None
+    """The tensor that was written outside of the graph, if the saved view of it is gone; else None."""
+    blind: bool = False
+    """Whether a write that may move no version met bytes that cannot be compared: there are none in a fake run."""
+    made: tuple[str, int] | None = None
+    """The name of the node, and its output, that brought the tensor into the graph, if a write did; else None."""
+    of_function: bool = False
+    """Whether the write, made with gradients off, was to a view that a custom Function returned."""
+    detached: bool = False
+    """Whether a `detach_` of the saved tensor was seen after which PyTorch refuses to unpack it."""
+    detached_at: Place | None = None
+    """Where that was called; None if it is not known."""
+    kept: torch.Tensor | None = None
+    """A copy of the bytes from before the first write that changes them; None if there is none."""
+    spared: bool = False
+    """Whether, while bytes are preserved, writes moved the version but changed no bytes of the save."""
+    theirs: native_saves.Save | None = None
+    """PyTorch's own save with the hooks that the program registered on it, used instead of the alias; else None."""
 
 
 Kind = TypeVar("Kind", bound=Handle)

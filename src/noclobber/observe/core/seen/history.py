@@ -114,7 +114,8 @@ class Memory:
     def place_of(self, node: int) -> Place | None:
         """Return where a node of the calling thread last saved; None if that is not known (any more)."""
         place = self.native.place_of(node) if self.native is not None else None
-        return self.thread.history.place_of(node) if place is None else place
+        places = (known for number, known in reversed(self.thread.saves) if number == node)
+        return next(places, None) if place is None else place
 
     def stepped(self, one: Stepped) -> None:
         """Remember a step of an optimizer, and as many before it as make RECENT writes if they are as large."""
@@ -135,9 +136,8 @@ class Memory:
         try:
             logged, count = self.logged, len(self.logged)
             old, new = logged[: max(count - newest, 0)], logged[max(count - newest, 0) : count]
-            some = self.live.any() or self.rereads.any() or bool(self.given)
             keys = {record.key for record in old}  # a finding may need the writes there, however old they are
-            needed = {key: some and (bool(self.live.at(key)) or self.is_reread(key)) for key in keys}
+            needed = {key: bool(self.live.at(key)) or self.is_reread(key) for key in keys}
             logged[:count] = [record for record in old if needed[record.key]] + new
             self.limit = max(RECENT, 2 * len(logged))
         finally:

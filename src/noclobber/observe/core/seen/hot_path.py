@@ -38,17 +38,11 @@ class HotPath:
     def __init__(self, native: Any, asked: SimpleNamespace) -> None:
         self._native, self._asked = native, asked
 
-        # -- saves, as a LiveSaves asks for them
+        # -- saves; the first three as a LiveSaves asks for them (`Beside`)
 
         self.hand_over: Callable[[int | None], None] = native.hand_over
-        """Put a Handle into the live table for every save on a storage, or for all saves (None)."""
         self.meet: Callable[[int, torch.Tensor, int, int], bool] = native.meet
-        """Put a Handle into the live table for every save that a write of a tensor to these bytes of a storage meets.
-
-        Returns True if another save shares the tensor's version counter.
-        """
         self.alive: Callable[[], int] = native.alive
-        """Return how many saves there are of which no Handle was made, in all threads."""
         self.place_of: Callable[[int], Place | None] = native.place_of_node
         """Return where a node last saved; None if that is not known."""
         self.place_here: Callable[[], Place | None] = native.place_here

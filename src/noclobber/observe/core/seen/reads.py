@@ -10,6 +10,7 @@ import itertools
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from types import (
     BuiltinFunctionType,
@@ -57,16 +58,16 @@ Value = tuple[Path, object, object]
 """What is noted of a value: the path of its owner, its attribute, key, index or variable; a plain value or _Thing."""
 
 
+@dataclass(slots=True, eq=False)
 class Reads:
     """What a region can read at one moment. Only `tensors` holds what it names, so keep no Reads: keep its `values`."""
 
-    def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
-        """The tensors that it reaches, each once, except those that are arguments themselves."""
-        self.given: list[torch.Tensor] = []
-        """The arguments that are tensors."""
-        self.values: Iterable[Value] = ()
-        """The plain values, and what is noted of others."""
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """The tensors that it reaches, each once, except those that are arguments themselves."""
+    given: list[torch.Tensor] = field(default_factory=list)
+    """The arguments that are tensors."""
+    values: Iterable[Value] = ()
+    """The plain values, and what is noted of others."""
 
 
 def read_by(

@@ -38,20 +38,16 @@ following: Callable[[], int] = _counted
 """What gives the numbers; the native part sets this."""
 
 
+@dataclass(slots=True, eq=False)
 class Looked:
-    """Who holds what one line writes, in which modules, by which calls: what `describe/holders.py` has seen.
+    """Who holds what one line writes, in which modules, by which calls: what `describe/holders.py` has seen."""
 
-    It keeps the code, so that its id stays.
-    """
-
-    __slots__ = ("calls", "code", "holders", "modules", "times")
-
-    def __init__(self, code: CodeType) -> None:
-        self.code = code
-        self.times = 0
-        self.holders: tuple[Holder, ...] | None = ()
-        self.modules: tuple[str, ...] = ()
-        self.calls: tuple[Site, ...] = ()
+    code: CodeType
+    """Kept, so that its id stays."""
+    times: int = 0
+    holders: tuple[Holder, ...] | None = ()
+    modules: tuple[str, ...] = ()
+    calls: tuple[Site, ...] = ()
 
 
 looked_at: dict[tuple[int, int], Looked] = {}
@@ -100,15 +96,12 @@ class Record(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The writes of an optimizer's step, one for each parameter. They become Records only when a finding is looked for.
-
-    `keys` and `where` stay the same objects from step to step while the parameters stay where they are.
-    """
+    """The writes of an optimizer's step, by parameter. They become Records only when a finding is looked for."""
 
     written: Written
     place: Place | None
     keys: tuple[int | None, ...]
-    versions: list[int]
+    versions: list[int | None]
     where: tuple[Geometry, ...]
     step: Step
     in_backward: int
@@ -204,9 +197,6 @@ class Counting(Protocol):
     stepped: frozenset[int | None] | None
 
 
-_new = tuple.__new__
-
-
 def _elsewhere() -> tuple[int, int]:
     """Return how many backward calls are under way, and the next node's number, for a thread that was not entered.
 
@@ -238,13 +228,5 @@ def record(
         under_way, number = len(thread.backwards), engine_state.next_node()
     else:
         under_way, number = _elsewhere()
-    where: Any
-    try:
-        where = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        version: int | None = tensor._version
-    except Exception:
-        where, version = geometry(tensor), tensor_state.version_of(tensor)
-    in_graph = tensor.requires_grad
-    return _new(
-        Record, (written, place, key, version, where, step, under_way, number, following(), in_graph, untracked)
-    )
+    version, where, in_graph = tensor_state.version_of(tensor), geometry(tensor), tensor.requires_grad
+    return Record(written, place, key, version, where, step, under_way, number, following(), in_graph, untracked)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from types import CodeType, FrameType
 
 from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
 from noclobber.observe.core.seen import traced_lines
 from noclobber.observe.torch_api.autograd import graph_code
 from noclobber.observe.torch_api.autograd.engine_state import backward_call
-from noclobber.observe.torch_api.frames import frame_above
 
 Place = tuple[CodeType, int, "Place | None"]
 """(code, instruction offset, the library's place inside the call or None). It holds no frame.
@@ -70,9 +70,9 @@ def place_of(frame: FrameType | None) -> Place | None:
     return call.place if inside is None else (call.place[0], call.place[1], inside)
 
 
-def caller(depth: int = 1) -> Place | None:
-    """Return the place of the code that called the caller; `depth` counts the calls to go up."""
-    return place_of(frame_above(depth + 1))
+def caller() -> Place | None:
+    """Return the place of the program's line that led here."""
+    return place_of(sys._getframe(1))
 
 
 def identity(place: Place | None) -> tuple[int, ...]:

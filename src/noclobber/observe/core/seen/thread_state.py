@@ -17,31 +17,12 @@ HISTORY = 16_384
 """Places of past saves that are kept for graphs that were freed."""
 
 
-class History:
-    """The nodes of past saves and their places, newest last. Two rows, as pairs would cost a tuple per save."""
-
-    __slots__ = ("nodes", "places")
-
-    def __init__(self) -> None:
-        self.nodes: deque[int] = deque(maxlen=HISTORY)
-        self.places: deque[Place | None] = deque(maxlen=HISTORY)
-
-    def add(self, node: int, place: Place | None) -> None:
-        """Note where a node saves."""
-        self.nodes.append(node)
-        self.places.append(place)
-
-    def place_of(self, node: int) -> Place | None:
-        """Return where a node last saved; None if that is not known (any more)."""
-        rows = zip(reversed(self.nodes), reversed(self.places), strict=True)
-        return next((place for number, place in rows if number == node), None)
-
-
 class Thread(threading.local):
     """The state of the calling thread."""
 
     def __init__(self) -> None:
-        self.history = History()
+        self.saves: deque[tuple[int, Place | None]] = deque(maxlen=HISTORY)
+        """The nodes of past saves, each with its place; newest last."""
         self.hooks: hook_stack.Pair | None = None
         """Noclobber's pair of hooks on this thread; None if there is none."""
         self.operators: AbstractContextManager[object] | None = None

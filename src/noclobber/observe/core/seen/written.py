@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -151,12 +152,7 @@ def tensors(written: Written, args: tuple[object, ...], kwargs: dict[str, object
         yield from tensors_in(kwargs[name] if name in kwargs else args[position] if position < len(args) else None)
 
 
-_cache: dict[OpOverload[..., object], Written | str | None] = {}
-"""What an overload writes, or its name if it makes many views."""
-
-
-def what_is_written(func: OpOverload[..., object]) -> Written | str | None:
-    if func not in _cache:
-        written = written_by(func._schema)
-        _cache[func] = written or (func._schema.name if makes_many_views(func._schema) else None)
-    return _cache[func]
+@cache
+def what_is_written(func: OpOverload[..., object]) -> Written | None:
+    """Return what an overload writes; None if it writes nothing."""
+    return written_by(func._schema)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -56,7 +57,7 @@ def writing(name: str, written: Written) -> Kernel:
     (position, argument), is_alone = written.arguments[0], len(written.arguments) == 1 and written.flag is None
     # `Tensor.set_` alone does not ask `__torch_function__`; a call of the operator from Python does (torch 2.13;
     # test_exotic.py).
-    sight = modes.plain if written.op == "aten::set_" else None
+    sight: Callable[[], AbstractContextManager[None]] = modes.plain if written.op == "aten::set_" else nullcontext
     call: Kernel | None = None
     by_name: Kernel
     may_be_numbers: tuple[int, ...]
@@ -81,6 +82,7 @@ def writing(name: str, written: Written) -> Kernel:
             finally:
                 include(key, True)
         taken[0] += 1
+        node = engine_state.next_node()
         try:
             one = (args[position] if position < len(args) else kwargs.get(argument)) if is_alone else None
             if isinstance(one, torch.Tensor):
@@ -97,11 +99,8 @@ def writing(name: str, written: Written) -> Kernel:
             context.core.fail(failure)
         include(key, False)
         try:
-            if sight is None:
+            with sight():
                 result = run(*args, **kwargs)
-            else:
-                with sight():
-                    result = run(*args, **kwargs)
         except RuntimeError as error:
             context.core.guarded(context.parts.refused, context, written, args, kwargs, error)
             without_own_frames(error)
@@ -112,38 +111,20 @@ def writing(name: str, written: Written) -> Kernel:
             after()
         if overlapped is not None:
             overlapped()
+        if written.fills is not None:
+            at, named = written.fills
+            context.core.guarded(_filled, context, kwargs[named] if named in kwargs else args[at], node, is_alone)
         return result
 
     return kernel
 
 
-def filling(kernel: Kernel, written: Written) -> Kernel:
-    """Return a kernel that also takes note of the argument that its operator fills after saving it.
-
-    The noise of `rrelu` is one: the node saves an empty tensor, and the operator then draws into it. Backward reads the
-    filled tensor, so that is what counts as saved (torch 2.13; tests/observe/core/test_filled.py).
-    """
-    position, name = written.fills or (0, "")
-
-    def call(*args: Any, **kwargs: Any) -> object:
-        node = engine_state.next_node()
-        try:
-            result = kernel(*args, **kwargs)
-        except RuntimeError as error:
-            without_own_frames(error)
-            raise
-        if _told is not None:
-            filled = kwargs[name] if name in kwargs else args[position]
-            _told[0].core.guarded(_filled, _told[0], filled, node, len(written.arguments) == 1)
-        return result
-
-    return call
-
-
 def _filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> None:
     """Take the fingerprints again of what a node has saved, as its operator has just filled that tensor.
 
-    `last` is True if the node saves nothing afterwards. An in-place operator still saves its result.
+    The noise of `rrelu` is one: the node saves an empty tensor, and the operator then draws into it. Backward reads the
+    filled tensor, so that is what counts as saved (torch 2.13; tests/observe/core/test_filled.py). `last` is True if
+    the node saves nothing afterwards. An in-place operator still saves its result.
     """
     key = storages.storage_key(tensor)
     if key is None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.seen.written import Written, tensors, what_is_written
+from noclobber.observe.core.seen.written import tensors, what_is_written
 from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 
@@ -57,7 +57,7 @@ def versions_of_lists(
 ) -> list[tuple[torch.Tensor, int | None]]:
     """Return the versions of what an operator on lists of tensors is about to write, for `move_versions`."""
     written = what_is_written(func) if func._schema.name.startswith("aten::_foreach_") else None
-    if not isinstance(written, Written):
+    if written is None:
         return []
     plain = (tensor for tensor in tensors(written, args, kwargs) if type(tensor) in storages.PLAIN)
     return [(tensor, tensor_state.version_of(tensor)) for tensor in plain]

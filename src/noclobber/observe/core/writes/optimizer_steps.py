@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -12,20 +12,16 @@ from noclobber.model.seen.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Stepped, moment, record
-from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
+from noclobber.observe.core.seen.sites import Place, caller, site_of
 from noclobber.observe.core.seen.thread_state import Thread
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
 from noclobber.observe.torch_api.dispatch import spare_key
-from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.witness.layout import Geometry, geometry, span
+from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.witness.layout import geometry, span
 
 Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]
 """Called with the optimizer and what its `step` was called with."""
-_STEPS = 256
-"""The number of lines that run a step, for which the Step is kept."""
-_OPTIMIZERS = 64
-"""The number of optimizers of which the keys and geometries of parameters are kept."""
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
@@ -46,7 +42,7 @@ def is_of_torch(kind: type) -> bool:
 def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
     # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
-    both: tuple[Hook, Hook] = _before(context), _after(context)
+    both: tuple[Hook, Hook] = partial(_before, context), partial(_after, context)
     if context.native is not None:
         both = context.native.around_steps(*both, context.core.entry(is_of_torch), context.core.entry(_about))
     before, after = way.entry(both[0]), way.entry(both[1], also_off=True)
@@ -54,83 +50,45 @@ def arm(context: Context, way: Way) -> None:
     way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
 
 
-def _before(context: Context) -> Hook:
-    """Return what is called before a step. It records the writes to parameters that a finding may need. PyTorch's own
-    optimizers then run unlogged."""
-    thread, live, rereads = context.thread, context.live, context.memory.rereads
-    watching, native, set_key = context.watching, context.native, spare_key.set_key
-    remember = _remembering(context)
-
-    def before(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if not thread.watched:
-            return
-        unmute(thread)
-        place = caller(0) if native is None else native.place_here()
-        step = step_of(type(optimizer).__name__, place)
-        closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
-        # `differentiable=True` records the step itself.
-        rests = not closure and is_of_torch(type(optimizer)) and not optimizer.defaults.get("differentiable")
-        thread.step, thread.stepped = step, None
-        if closure:
-            # Only writes to parameters are the step's own.
-            groups = optimizer.param_groups
-            thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
-        if native is not None and thread.entered:
-            native.set_step(None if rests else step, thread.stepped)
-        if rests:
-            if watching and (live.any() or rereads.any()):
-                _about_to_write(context, optimizer, parameters(optimizer), place, step)
-            else:
-                remember(optimizer, place, step)
-            thread.muted = True
-            set_key(False)
-        elif watching and live.any():
-            _about_to_write(context, optimizer, filter(_is_sharded, parameters(optimizer)), place, step)
-
-    return before
-
-
-def _remembering(context: Context) -> Callable[[torch.optim.Optimizer, Place | None, Step], None]:
-    """Return a function that remembers the writes of a step under `install`, where nothing is known of saves.
-
-    The keys and geometries of parameters are read once for each optimizer, and again when a parameter is on other
-    memory or shows it in another way.
-    """
-    known: dict[int, tuple[list[object], tuple[int | None, ...], tuple[Geometry, ...]]] = {}
-    memory, thread, next_node, plain = context.memory, context.thread, engine_state.next_node, storages.PLAIN.issuperset
-
-    def remember(optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
-        written = parameters(optimizer)
-        seen = _shown(written) if plain(map(type, written)) else None  # the shards of FSDP2 are no plain tensors
-        if seen is None:
+def _before(
+    context: Context, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    """Record the writes of a step that begins, to parameters that a finding may need. PyTorch's own optimizers then run
+    unlogged."""
+    thread, live, native = context.thread, context.live, context.native
+    if not thread.watched:
+        return
+    unmute(thread)
+    place = caller() if native is None else native.place_here()
+    step = step_of(type(optimizer).__name__, place)
+    closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
+    # `differentiable=True` records the step itself.
+    rests = not closure and is_of_torch(type(optimizer)) and not optimizer.defaults.get("differentiable")
+    thread.step, thread.stepped = step, None
+    if closure:
+        # Only writes to parameters are the step's own.
+        groups = optimizer.param_groups
+        thread.stepped = frozenset(storages.storage_key(one) for group in groups for one in group["params"])
+    if native is not None and thread.entered:
+        native.set_step(None if rests else step, thread.stepped)
+    if rests:
+        if context.watching and (live.any() or context.memory.rereads.any()):
             _about_to_write(context, optimizer, parameters(optimizer), place, step)
-            return
-        shown, versions = seen
-        found = known.get(id(optimizer))
-        if found is None or found[0] != shown:
-            if len(known) >= _OPTIMIZERS:
-                known.clear()
-            found = (shown, tuple(map(storages.storage_key, written)), tuple(map(geometry, written)))
-            known[id(optimizer)] = found
-        _, keys, where = found
-        about = written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
-        in_backward, node = len(thread.backwards), next_node()
-        memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
-
-    return remember
+        else:
+            _remember(context, optimizer, place, step)
+        thread.muted = True
+        spare_key.set_key(False)
+    elif context.watching and live.any():
+        _about_to_write(context, optimizer, filter(_is_sharded, parameters(optimizer)), place, step)
 
 
-def _shown(parameters: Sequence[torch.Tensor]) -> tuple[list[object], list[int]] | None:
-    """Return what memory each parameter shows, and how, and the versions; None if one has no address, as sparse ones,
-    or no version."""
-    address = storages.address
-    try:
-        shown: list[object] = [
-            (address(one), one.storage_offset(), one.shape, one.stride(), one.dtype) for one in parameters
-        ]
-        return shown, [one._version for one in parameters]
-    except RuntimeError:
-        return None
+def _remember(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:
+    """Remember the writes of a step where no save is known that they could meet, as under `install`."""
+    written, about = parameters(optimizer), written_by(step.optimizer, bool(optimizer.defaults.get("fused")))
+    keys, where = tuple(map(storages.storage_key, written)), tuple(map(geometry, written))
+    versions, in_backward = list(map(tensor_state.version_of, written)), len(context.thread.backwards)
+    node = engine_state.next_node()
+    context.memory.stepped(Stepped(about, place, keys, versions, where, step, in_backward, node, moment()))
 
 
 def _about_to_write(
@@ -153,19 +111,10 @@ def _about_to_write(
                 context.parts.meet(context, met.handles, parameter, noted)
 
 
-_steps: dict[tuple[object, ...], Step] = {}
-"""By the name of the optimizer and the identity of the place, which the Step holds."""
-
-
+@lru_cache(maxsize=256)
 def step_of(optimizer: str, place: Place | None) -> Step:
     """Return the Step of an optimizer, by the name of its class, at a place; the same object each time."""
-    key = (optimizer, *identity(place))
-    step = _steps.get(key)
-    if step is None:
-        if len(_steps) >= _STEPS:
-            _steps.clear()
-        step = _steps[key] = Step(optimizer, site_of(place))
-    return step
+    return Step(optimizer, site_of(place))
 
 
 @lru_cache(maxsize=256)
@@ -179,18 +128,14 @@ def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]
     return written_by(kind.__name__, fused), step_of(kind.__name__, place)
 
 
-def _after(context: Context) -> Hook:
+def _after(context: Context, *_: object) -> None:
     thread, native = context.thread, context.native
-
-    def after(*_: object) -> None:
-        if thread.muted:
-            unmute(thread)
-            return
-        thread.step = None
-        if native is not None and thread.entered:
-            native.set_step(None, None)
-
-    return after
+    if thread.muted:
+        unmute(thread)
+        return
+    thread.step = None
+    if native is not None and thread.entered:
+        native.set_step(None, None)
 
 
 def unmute(thread: Thread) -> None:

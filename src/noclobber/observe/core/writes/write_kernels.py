@@ -123,8 +123,6 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
     kernel: Callable[..., object]
     if written is not None:
         kernel = kernel_functions.writing(name, written)
-        if written.fills is not None:
-            kernel = kernel_functions.filling(kernel, written)
     elif makes_many_views(schema):
         kernel = kernel_functions.passing(registry.overload(name), schema.name)
     elif name in NUMBERS_AS_TENSORS or schema.name in RECURRENT:
@@ -182,21 +180,19 @@ def test(context: Context) -> None:
         raise UnsupportedTorch(f"torch {torch.__version__} calls no kernel on its dispatch key {spare_key.KEY_NAME}")
 
 
-_counts: list[int] = []
-
-
+@cache
 def references_of_new(context: Context) -> int:
     """Return how many references a Before finds to a tensor that an operator has made itself and writes to; -1
     if no such call is seen. A tensor that anything in Python holds has more. It is counted once in a process."""
+    counts: list[int] = []
 
     def count(written: Written, tensor: torch.Tensor) -> None:
         if spare_key.below_versions() and type(tensor) is torch.Tensor:
-            _counts.append(getrefcount(tensor))
+            counts.append(getrefcount(tensor))
 
     def add() -> None:
         one = torch.zeros(1, 1, device="cpu", dtype=torch.float32)
         torch.nn.functional.linear(one, one, one[0])  # copies its bias into the result
 
-    if not _counts:
-        _tried(context, count, add)
-    return min(_counts, default=-1)
+    _tried(context, count, add)
+    return min(counts, default=-1)

@@ -220,7 +220,7 @@ class Past:
             return pack(tensor if handle is None else handle.alias)  # the tensor itself may get other memory later
 
         def saved(tensor: torch.Tensor, holder: object) -> Handle:
-            self._again[holder] = handle = handle_of(tensor, engine_state.next_node() - 1, caller(1), None)
+            self._again[holder] = handle = handle_of(tensor, engine_state.next_node() - 1, caller(), None)
             self.context.live.add(handle)
             return handle
 

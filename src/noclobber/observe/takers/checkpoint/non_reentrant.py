@@ -92,13 +92,12 @@ def _watch_second_run(
         return region.past.enter_for(stack, record)
 
     def recompute_fn(*args: object) -> None:
-        stack, past = ExitStack(), region.past
+        stack = ExitStack()
         leave = region.way.entry(stack.close, also_off=True)
         try:
             if not guarded(begins, stack, args):
                 leave()
-                if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
-                    raise ClobberError(forward_bytes.LOST)
+                region.must_read_as_it_is()
             native(*args)
         finally:
             leave()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -124,14 +124,13 @@ def _run_anew(
 
     PyTorch calls this function. Any other error that leaves it must come from `run`.
     """
-    guarded, past, stack = region.way.guarded, region.past, ExitStack()
+    guarded, stack = region.way.guarded, ExitStack()
     leave = region.way.entry(stack.close, also_off=True)
     try:
         followed = guarded(lambda: _followed(region, before, node(), run, told, args, stack))
         if followed is None:
             leave()
-            if past is not None and any(needed.suspect is not None for needed in list(past.reached)):
-                raise ClobberError(forward_bytes.LOST)
+            region.must_read_as_it_is()
         try:
             outputs = run(*args)
         except Exception as error:
@@ -140,19 +139,16 @@ def _run_anew(
             raise
         if followed is not None and not region.told:
             guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))
-        if region.told and (region.context.keeping or past is not None):
+        if region.must_raise():
             raise ClobberError(clobbers.CHANGED)
         return outputs
     finally:
         leave()
 
 
-class _Followed(NamedTuple):
-    """What a region computes while it runs again: `changed` from changed memory, `moved` from tensors whose place in
-    the graph changed. None where nothing of that kind is followed."""
-
-    changed: taint.Derived | None
-    moved: taint.Derived | None
+_Followed = tuple["taint.Derived | None", "taint.Derived | None"]
+"""What a region computes while it runs again: from changed memory, and from tensors whose place in the graph changed.
+None where nothing of that kind is followed."""
 
 
 def _followed(
@@ -180,7 +176,7 @@ def _followed(
     if now is not None and now.moved and (region.past is not None or region.was_written(set(now.moved))):
         moved = following.enter_context(taint.Derived(now, region.way, True, moved=True))
     following.enter_context(standing_in)
-    return _Followed(changed, moved)
+    return changed, moved
 
 
 def _tensors(outputs: object) -> list[torch.Tensor]:

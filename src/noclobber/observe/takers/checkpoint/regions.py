@@ -15,6 +15,7 @@ from weakref import ref
 
 import torch
 
+from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Read, Save, Tensor, Write
 from noclobber.model.seen.silent import Drift
@@ -142,7 +143,7 @@ class CheckpointRegion:
         known = context.native.save(tensor, self._digests) if context.native is not None else None
         if known is None:
             known = save_of(tensor, place_of(sys._getframe(2)), self.digest(tensor))
-            thread.history.add(known[2], known[3])
+            thread.saves.append((known[2], known[3]))
         self.count += 1
         holder.noclobber_save = packed = RegionSave(known, self.count)
         if self._digests and packed.digest is None and is_on_device(tensor):
@@ -194,11 +195,9 @@ class CheckpointRegion:
         current, key = tensor_state.version_of(tensor) or 0, storages.storage_key(tensor)
         if current <= packed.version or key is None or key in self.count_on:
             return False
-        reread = self.source(tensor)
-        if reread is not None:
-            writes = self._writes_to(reread, tensor, packed.version)
-            return not writes or any(write.overlaps for write in writes)
-        return any(write.overlaps for write in self._writes_to(Witness(key, tensor), tensor, packed.version))
+        outside = self.source(tensor)
+        writes = self._writes_to(outside or Witness(key, tensor), tensor, packed.version)
+        return any(write.overlaps for write in writes) or (outside is not None and not writes)
 
     def source(self, tensor: torch.Tensor) -> Witness | None:
         """Return the outside memory that a recomputed tensor is on; None where the region computed the tensor."""
@@ -372,6 +371,11 @@ class CheckpointRegion:
         else:
             other = clobbers.is_other_later(node, field, digest, packed.digest)
         call.later.append(clobbers.Later(other, tell, packed.order))
+
+    def must_read_as_it_is(self) -> None:
+        """Raise ClobberError if the bytes of forward cannot be put back and the program may have overwritten them."""
+        if self.past is not None and any(needed.suspect is not None for needed in list(self.past.reached)):
+            raise ClobberError(forward_bytes.LOST)
 
     def must_raise(self) -> bool:
         """Return True if an error must be raised for what was reported: bytes had to be preserved, and are lost."""

@@ -11,7 +11,7 @@ import torch
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.reads import Reads
-from noclobber.observe.core.seen.written import Written, tensors, what_is_written
+from noclobber.observe.core.seen.written import tensors, what_is_written
 from noclobber.observe.core.writes.operator_mode import OperatorMode
 from noclobber.observe.describe import clobbers
 from noclobber.observe.takers.user_save_hooks import UserSave
@@ -166,7 +166,6 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Record what an operator that has run computed, and from what. `given` are its arguments."""
         read, written = list(tensors_in(given)), what_is_written(func)
-        written = written if isinstance(written, Written) else None
         if written is not None and written.is_statistics:
             statistics = {id(tensor) for tensor in tensors(written, *given)}
             read = [tensor for tensor in read if id(tensor) not in statistics]
