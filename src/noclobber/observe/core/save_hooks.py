@@ -26,6 +26,7 @@ from noclobber.observe.torch_api.autograd import engine_state, hook_stack, nativ
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import OUTSIDE, Digest, digest_of, fingerprint, shown
 
 Pack = Callable[[torch.Tensor], Handle]
@@ -84,7 +85,7 @@ def _packing(context: Context, late: Callable[[Context, torch.Tensor], Handle]) 
             else:
                 handle = OfView(tensor) if tensor.requires_grad else of_view_outside(tensor)
             try:
-                alias = tensor.detach()  # what `alias_of` does, without a call that may fail
+                alias = detach(tensor)  # what `alias_of` does, without a call that may fail
             except (RuntimeError, NotImplementedError, TypeError):
                 alias = alias_of(tensor)
             handle.alias = alias

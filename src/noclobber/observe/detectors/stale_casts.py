@@ -28,6 +28,7 @@ from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import all_known
 
 _MOST = 4096
@@ -138,10 +139,10 @@ class StaleCasts:
                     del self._changed[key]  # autocast has no cast of it, or one of its new values
                 continue
             with modes.aside():
-                differs = (leaf.detach().to(cast.dtype) != cast.detach()).any()
+                differs = torch.ne(detach(leaf).to(cast.dtype), detach(cast)).any()
             found.append((cast.grad_fn._sequence_nr(), _Stale(noted, known, cast.dtype, None), differs))
-        for (number, stale, _), differs in zip(found, all_known([one[2] for one in found]), strict=True):
-            if differs and len(self._stale) < _MOST:
+        for (number, stale, _), is_other in zip(found, all_known([one[2] for one in found]), strict=True):
+            if is_other and len(self._stale) < _MOST:
                 self._stale[number] = stale._replace(place=self._place_of(number))
 
     def _place_of(self, number: int) -> Place | None:

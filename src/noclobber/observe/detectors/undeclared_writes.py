@@ -30,6 +30,7 @@ from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import Digest, fingerprint
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, Witness, change
@@ -182,7 +183,7 @@ class Writers:
                 else:
                     small = tensor.numel() * tensor.itemsize <= LARGEST
                     with modes.aside():
-                        old = tensor.detach().clone() if small else None
+                        old = detach(tensor).clone() if small else None
                     found.append(Beside(_input(tensor, result.made, True), old))
         return found
 
@@ -229,7 +230,7 @@ class Writers:
             mask = None
             if result is not None and result.old is not None:
                 with modes.aside():
-                    mask = tensor.detach() != result.old
+                    mask = detach(tensor) != result.old
             last, described = writes[-1] if writes else None, later_of(tensor)
             event = partial(_undeclared, by, place, last, int(tensor._version), described, result is not None)
             self._remember(_Overwritten(made, engine_state.next_node(), event, mask))

@@ -253,7 +253,7 @@ class UntrackedWrites:
                 self._context.bus.not_seen("writes that autograd does not see, to tensors that show no numbers")
                 return None
             old = values.clone() if values.nbytes <= _LARGEST else None
-            alias = tensor.detach()  # a write that makes the tensor itself larger does not resize this alias
+            alias = tensor_state.detach(tensor)  # a write that makes the tensor larger does not resize this alias
         unseen = _Unseen(self._note(written, tensor, key, frame), how, target, clobbers.later_of(tensor))
 
         def after() -> None:

@@ -19,6 +19,7 @@ from noclobber.observe.preserve.copy_before_write import Copies
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import fingerprint_aside
 from noclobber.observe.witness.layout import share_bytes, span_of
 
@@ -35,7 +36,7 @@ def before(
     if not beside:
         return None
     with modes.aside():
-        made = [(one.detach(), copy_before_write.copy(context, one.detach())) for one in beside]
+        made = [(detach(one), copy_before_write.copy(context, detach(one))) for one in beside]
     copies = [(alias, kept) for alias, kept in made if kept is not None]
     if len(copies) < len(made):
         return None

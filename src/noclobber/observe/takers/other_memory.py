@@ -27,6 +27,7 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors.tensor_state import detach as native_detach
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 
 _ASSIGNED = Written("data=", (), True)
@@ -58,7 +59,7 @@ def arm_assignments(context: Context, way: Way) -> None:
             # This way of seeing has failed. Backward must still read what PyTorch alone would read.
             for handle in live.all():
                 if handle() is tensor and tensor.grad_fn is None:
-                    handle.alias, handle.digest, handle.shown = tensor.detach(), None, None
+                    handle.alias, handle.digest, handle.shown = native_detach(tensor), None, None
 
     way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 
@@ -83,22 +84,23 @@ class _Detach:
     def __hash__(self) -> int:
         return hash(self._native)
 
+    def __repr__(self) -> str:
+        return repr(self._native)
+
     def __reduce__(self) -> tuple[object, ...]:
         return getattr, (torch.Tensor, "detach")
 
 
 def arm_detached(context: Context, way: Way) -> None:
     """Watch each `.detach()` of a plain tensor in the graph, until the recorder disarms."""
-    native = private.lookup("_C.TensorBase.detach")
     looked_at = way.entry(partial(_is_about_to_detach, context))
 
     def detach(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if type(tensor) in storages.PLAIN and tensor.requires_grad:
             looked_at(tensor)
-        detached: torch.Tensor = native(tensor, *args, **kwargs)
-        return detached
+        return native_detach(tensor, *args, **kwargs)
 
-    way.patches.put(torch.Tensor, "detach", _Detach(native, passed_over(detach)))
+    way.patches.put(torch.Tensor, "detach", _Detach(native_detach, passed_over(detach)))
 
 
 def arm_swaps(context: Context, way: Way) -> None:

@@ -221,7 +221,7 @@ def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Dige
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a detached alias; the tensor itself if its subclass cannot detach. Then it lives until the graph dies."""
     try:
-        return tensor.detach()
+        return tensor_state.detach(tensor)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):  # the last of a lazy parameter
         return tensor
 
@@ -235,7 +235,7 @@ def alias_elsewhere(tensor: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     if not tensor.is_inference():
         return alias_of(tensor)
     with modes.aside():
-        alias, shown = old.detach(), torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        alias, shown = tensor_state.detach(old), torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         shown.set_(storages.storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
         tensor_state.give(alias, shown)
     return alias
