@@ -2535,6 +2535,32 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a step of an optimizer whose name another one has outside": NETS
+    + OPTIMIZERS
+    + STEPS.replace("def run():", "def train(opt_d, opt_g):")
+    + """
+def run():
+    train(torch.optim.SGD([*d.parameters(), *g.parameters()], 0.1), torch.optim.SGD(g.parameters(), 0.1))
+""",
+    "a step of a parameter that a loss reads by its name": NETS
+    + "scale = nn.Parameter(torch.ones(1, dtype=torch.float64))\n"
+    + "opt_d, opt_g = torch.optim.SGD([*d.parameters(), scale], 0.1), torch.optim.SGD(g.parameters(), 0.1)\n"
+    + STEPS.replace("    opt_g.zero_grad()", "    loss_g = loss_g + (fake * scale).sum()\n    opt_g.zero_grad()"),
+    "a layer that a hook gives another argument": """
+class Block(nn.Module):
+    def forward(self, h, k):
+        h += k
+        return h
+block, given = Block(), []
+def add(module, args):
+    return args if len(args) > 1 else (*args, 3)
+def run():
+    block.register_forward_pre_hook(add)
+    y = block(torch.tanh(x @ w), 2).square().sum()
+    h = x @ w
+    z = block(h)
+    (y + (z * h).sum()).backward()
+""",
     "a leaf that an attribute holds, set through data": """
 class Chain:
     def __init__(self):

@@ -207,6 +207,16 @@ def test_a_state_that_is_reset_below_its_last_use():
     assert warned(program) == []
 
 
+def test_a_loss_that_is_changed_for_a_log():
+    def program():
+        loss = (torch.linspace(-1, 1, 4, requires_grad=True) * 2).sum()
+        shown = loss.detach()
+        shown *= 100
+        loss.backward()
+
+    assert warned(program) == []
+
+
 class Keeps(torch.Tensor):
     """Keeps its type in the functions of a table, as torchvision's images do."""
 
@@ -230,6 +240,11 @@ def test_detach_is_found_in_a_table_of_the_program():
         assert torch.Tensor.detach.__name__ == "detach"
         assert torch.Tensor.detach.__doc__ == native.__doc__
         assert torch.overrides.is_tensor_method_or_property(torch.Tensor.detach)
+        assert repr(torch.Tensor.detach) == repr(native)
+        assert torch.Tensor.detach.__objclass__ is native.__objclass__
+        assert not torch.Tensor.detach.__get__(torch.ones(1, requires_grad=True))().requires_grad
+        with pytest.raises(TypeError, match="detach"):
+            torch.Tensor.detach()
     assert torch.Tensor.detach is native
 
 
@@ -270,6 +285,16 @@ def test_a_write_with_a_derivative_of_its_own(write, hidden):
 def test_a_write_that_leaves_the_gradient_as_it_is(write, hidden):
     assert torch.equal(gradient(hidden(HARMLESS[write])), gradient(tracked(HARMLESS[write])))
     assert warned(lambda: gradient(hidden(HARMLESS[write]))) == []
+
+
+@HIDDEN
+def test_a_part_that_gets_no_gradient_may_change(hidden):
+    def body(h):
+        hidden(lambda whole: whole[-1:].zero_())(h)
+        return h[:-1] * 3
+
+    assert torch.equal(gradient(body), gradient(lambda h: h[:-1] * 3))
+    assert warned(lambda: gradient(body)) == []
 
 
 STRAIGHT_THROUGH = {

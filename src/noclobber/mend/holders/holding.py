@@ -161,7 +161,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
 def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
     """Return True if a call with arguments may run the `forward` of this class, also as a part of another module."""
     func = _run_by(call)
-    if func is call.func and not _fits(call, forward):
+    if func is call.func and not _fits(file, call, forward):
         return False
     if (found := function_called(file, func, call)) is not None:
         return found is forward
@@ -179,8 +179,10 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
     return not (is_known or (isinstance(func, ast.Attribute) and is_namespace(func.value)))
 
 
-def _fits(call: ast.Call, method: Function) -> bool:
-    """Return True if a method can be called with the arguments of a call."""
+def _fits(file: File, call: ast.Call, method: Function) -> bool:
+    """Return True if a method may be called with the arguments of a call."""
+    if last_name(call.func) == method.name or any(words in file.text for words in _CHANGING):
+        return True
     of, stars = method.args, has_stars(call)
     places = [one.arg for one in (*of.posonlyargs, *of.args)][1:]
     names = {one.arg for one in call.keywords if one.arg}
@@ -188,6 +190,10 @@ def _fits(call: ast.Call, method: Function) -> bool:
     known = {*places, *(one.arg for one in of.kwonlyargs)}
     many = len(call.args) > len(places) and of.vararg is None
     return stars or not (needed or many or (of.kwarg is None and names - known))
+
+
+_CHANGING = ("pre_hook", "__call__", "partial")
+"""What may give a method other arguments than those of the call."""
 
 
 def _is_given_last(file: File, given: ast.expr) -> bool:

@@ -66,9 +66,10 @@ def reachable(frames: Iterable[FrameType]) -> Iterator[Held]:
     methods = cache(_methods)  # of a class with thousands of objects; later it may have other methods
     for frame in frames:
         code = frame.f_code
-        scopes = [variables(frame)] if frame.f_locals is frame.f_globals else [variables(frame), frame.f_globals]
-        for scope in scopes:
-            waiting += [(0, Held(name, "name", value, (code,))) for name, value in list(scope.items())]
+        shared = {} if frame.f_locals is frame.f_globals else frame.f_globals
+        own = variables(frame)  # which empties `f_locals`, after the question for it
+        found = [*own.items(), *((name, value) for name, value in list(shared.items()) if name not in own)]
+        waiting += [(0, Held(name, "name", value, (code,))) for name, value in found]
     while waiting and held < _MOST:
         held += 1
         depth, one = waiting.popleft()

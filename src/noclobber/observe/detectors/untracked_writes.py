@@ -29,6 +29,7 @@ from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import numbers
+from noclobber.observe.witness.layout import Geometry, geometry, span, strided
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -70,6 +71,8 @@ class _Target(NamedTuple):
     """Identifies a leaf while its memory is there; 0 for other tensors."""
     output: Output
     """The node that made the tensor, and which of its outputs the tensor is."""
+    shown: Geometry
+    """How it shows its memory."""
     mark: object = None
     """What that node has under `_MARK`; None for a leaf."""
 
@@ -87,7 +90,9 @@ class _Target(NamedTuple):
     def moved_to(self, value: torch.Tensor) -> _Target | None:
         """Return the same tensor with the memory of `value`; None where `value` has no storage."""
         key = storages.storage_key(value)
-        return None if key is None else self._replace(key=key, storage=storages.storage_ref(value))
+        if key is None:
+            return None
+        return self._replace(key=key, storage=storages.storage_ref(value), shown=geometry(value))
 
 
 @dataclass(slots=True, eq=False)
@@ -130,8 +135,9 @@ class _Unseen:
             values = None if old is None else numbers(tensor)
             if values is None or old is None or values.shape != old.shape:
                 return True
-            self.changed = (values != old) & ((values == values) | (old == old))
-            return bool(self.changed.any())
+            changed = (values != old) & ((values == values) | (old == old))
+            self.changed = _spread(changed, geometry(tensor), self.target.shown)
+            return bool(changed.any())
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
         """Return True if an arriving gradient is not zero where elements changed.
@@ -359,6 +365,8 @@ class UntrackedWrites:
                 reached = None
             if reached is not None and node is not None and node._sequence_nr() < reached.record.node:
                 reached.initial = None
+            elif node is None and reached is not None and reached.how == "detached":
+                pass  # nothing reads the values where backward begins: they may be for a log
             elif reached is not None and (following, index) not in hooked:
                 hooked[following, index] = reached
                 name = node.name() if node is not None else ""
@@ -405,6 +413,20 @@ class UntrackedWrites:
         return gradient_arrives
 
 
+def _spread(changed: torch.Tensor, part: Geometry, whole: Geometry) -> torch.Tensor | None:
+    """Return the mask of a whole tensor from that of a part of it; None where a part has another dtype or layout."""
+    if part == whole:
+        return changed
+    shown, known = strided(part), strided(whole)
+    if shown is None or known is None or shown[3] != known[3]:
+        return None
+    begin = min(shown[0], known[0])
+    end = max(stop // shown[3].itemsize for _, stop in (span(part), span(whole)))
+    mask = torch.zeros(end - begin, dtype=torch.bool, device=changed.device)
+    mask.as_strided(shown[1], shown[2], shown[0] - begin).copy_(changed)
+    return mask.as_strided(known[1], known[2], known[0] - begin)
+
+
 def _share(thread: int) -> float:
     """Return what a backward call of this thread counts for what a thread has done; 1 if that thread has ended, or
     Python does not know it."""
@@ -446,11 +468,11 @@ def _target(tensor: torch.Tensor) -> _Target | None:
     key = storages.storage_key(tensor)
     if key is None or tensor._is_view():
         return None
-    producer, storage = tensor.grad_fn, storages.storage_ref(tensor)
+    producer, storage, shown = tensor.grad_fn, storages.storage_ref(tensor), geometry(tensor)
     if producer is None:
-        return _Target(key, storage, tensor_state.identity(tensor), (graph.UNNUMBERED, "", 0))
+        return _Target(key, storage, tensor_state.identity(tensor), (graph.UNNUMBERED, "", 0), shown)
     output = (producer._sequence_nr(), producer.name(), tensor.output_nr)
-    return _Target(key, storage, 0, output, graph.metadata(producer).setdefault(_MARK, object()))
+    return _Target(key, storage, 0, output, shown, graph.metadata(producer).setdefault(_MARK, object()))
 
 
 def _only_of(root: Node, leaf: _Target) -> bool:

@@ -72,8 +72,11 @@ class _Detach:
         functools.update_wrapper(self, native)
         self._native, self._detach = native, detach
 
-    def __get__(self, tensor: torch.Tensor | None, _: type) -> object:
+    def __get__(self, tensor: torch.Tensor | None, _: type | None = None) -> object:
         return self if tensor is None else MethodType(self._detach, tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self._detach(*args, **kwargs)
@@ -93,12 +96,13 @@ class _Detach:
 
 def arm_detached(context: Context, way: Way) -> None:
     """Watch each `.detach()` of a plain tensor in the graph, until the recorder disarms."""
-    looked_at = way.entry(partial(_is_about_to_detach, context))
+    looked_at, modes_of_program = way.entry(partial(_is_about_to_detach, context)), modes.function_modes
 
-    def detach(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        if type(tensor) in storages.PLAIN and tensor.requires_grad:
-            looked_at(tensor)
-        return native_detach(tensor, *args, **kwargs)
+    def detach(*args: Any, **kwargs: Any) -> torch.Tensor:
+        # A mode of the program would see the question whether a tensor requires a gradient.
+        if args and type(args[0]) in storages.PLAIN and (modes_of_program() or args[0].requires_grad):
+            looked_at(args[0])
+        return native_detach(*args, **kwargs)
 
     way.patches.put(torch.Tensor, "detach", _Detach(native_detach, passed_over(detach)))
 
@@ -134,7 +138,7 @@ def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:
 def _is_about_to_detach(context: Context, tensor: torch.Tensor) -> None:
     """Note a tensor in the graph of which an alias is made that no longer is: it shares the version counter."""
     with modes.plain():
-        if (key := storages.storage_key(tensor)) is not None:
+        if tensor.requires_grad and (key := storages.storage_key(tensor)) is not None:
             context.untracked.taken_out(tensor, key, "detached")
 
 

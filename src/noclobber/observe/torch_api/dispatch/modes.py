@@ -14,6 +14,8 @@ plain: Callable[[], AbstractContextManager[None]] = private.name("_C.DisableTorc
 """Hides what noclobber asks of tensors from the program's `__torch_function__` modes."""
 transforms_active: Callable[[], bool] = private.name("_C._are_functorch_transforms_active")
 """Returns True while this thread is inside torch.func."""
+function_modes: Callable[[], int] = private.name("_C._len_torch_function_stack")
+"""Returns how many `__torch_function__` modes the program has entered in this thread."""
 _modes_on_stack: Callable[[], int] = private.name("_C._len_torch_dispatch_stack")
 _without_modes: Callable[[], AbstractContextManager[object]] = private.name(
     "utils._python_dispatch._disable_current_modes"
