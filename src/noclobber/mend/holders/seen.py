@@ -94,6 +94,8 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
         return False
     if any(is_in_comprehension(file, one) for one in _loads(row, name)):
         return False
+    if any(one.target.id == name for one in walk(row, ast.NamedExpr)):
+        return False  # it may be bound before the write
     loads = _loads(row, name)
     if len(loads) > 1 if at is None else any(_is_read_later(file, row, one, at) for one in loads):
         return False

@@ -36,6 +36,7 @@ from noclobber.mend.holders.making import (
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Optimizer
 from noclobber.model.source import Span
 from noclobber.syntax.edits import (
     after,
@@ -78,7 +79,7 @@ _HARMLESS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Calls, made for what they do, that neither read nor change weights."""
-_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "unscale_")
+_CLIPS = ("clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "unscale_")
 _UPDATES = ("zero_grad", "backward", "step", *_CLIPS, "update")
 
 
@@ -92,7 +93,7 @@ def reordered(scene: Scene) -> Iterator[Change]:
         is_direct = one is step.row and other is read.row
         rows, first, second = together(file, one, other)
         if is_direct and first > second:
-            yield from _loop_split(file, step, read)
+            yield from _loop_split(scene, step, read)
         if not rows or first >= second:
             continue
         does_more = any(map(_does_more, rows[first + 1 : second]))
@@ -199,7 +200,7 @@ def _moved(
     inside = _statements_in(function) if function is not file.scope(rows[second]) else []
     own = _first_stepped([*(one for one in inside if one.lineno > read.row.lineno), *rows[second + 1 :]])
     if own and own != mine and (call := _backward_without(read, "inputs")) is not None:
-        inputs = with_argument(file, call, f"inputs={_parameters_of(file, own, call)}")
+        inputs = with_argument(file, call, f"inputs={_parameters_of(scene, own)}")
         only = f"compute gradients there only for the parameters of `{own}`"
         title = f"move `{mine}.step()` below `{file.source(call.func)}()`, and {only}"
         is_sound = is_row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
@@ -221,10 +222,10 @@ def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: i
         yield from change("step once, after both backwards", [remove(file, one) for one in (step.row, *between)], 2)
 
 
-def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
+def _loop_split(scene: Scene, step: Place, read: Place) -> Iterator[Change]:
     """`for a in agents: zero, backward, step` as separate loops, where each turn has its own optimizer."""
+    file, name = step.file, optimizer_of(step.row)
     loop = file.nearest(step.row, *FOR)
-    name = optimizer_of(step.row)
     if not isinstance(loop, FOR) or file.indent(loop) is None:
         return
     rows, inner = loop.body, file.indent(loop.body[0])
@@ -245,7 +246,7 @@ def _loop_split(file: File, step: Place, read: Place) -> Iterator[Change]:
         yield from change("run every backward before the first step", edits, 2)
     yield Change("step in a second loop, after every backward", (later,), 3)
     if (call := _backward_without(read, "inputs")) is not None:
-        inputs = with_argument(file, call, f"inputs={_parameters_of(file, name, call)}")
+        inputs = with_argument(file, call, f"inputs={_parameters_of(scene, name)}")
         title = f"step in a second loop, and compute gradients in the first only for the parameters of `{name}`"
         yield Change(title, (inputs, later), 4)
 
@@ -260,19 +261,12 @@ def _end_of_update(rows: list[ast.stmt], second: int) -> int:
     return second
 
 
-def _parameters_of(file: File, name: str, at: ast.AST) -> str:
-    """The parameters of an optimizer, as an expression: from where it is made, if that means the same at a place, else
-    from its groups."""
-    for one in walk(file.tree, ast.Assign):
-        made = one.value.args[0] if isinstance(one.value, ast.Call) and one.value.args else None
-        if dotted(one.targets[0]) != name or not isinstance(made, ast.Call) or called(made) != "parameters":
-            continue
-        scope, root = file.scope(one), first_name(made.func)
-        same = len(uses(scope, root, ast.Store)) <= 1 and (scope is file.scope(at) or isinstance(scope, ast.Module))
-        own = root == "self" and name.startswith("self.") and file.class_of(one) is file.class_of(at)
-        if (same or own) and not made.args and not made.keywords:
-            return f"list({file.source(made)})"
-    return f'[p for group in {name}.param_groups for p in group["params"]]'
+def _parameters_of(scene: Scene, name: str) -> str:
+    """The parameters of an optimizer, as an expression: of the module that it was seen to step, else of its groups."""
+    module = next((one.module for one in _optimizers(scene) if one.name == name), "")
+    return (
+        f"list({module}.parameters())" if module else f'[p for group in {name}.param_groups for p in group["params"]]'
+    )
 
 
 def _holds(file: File, row: ast.stmt, node: ast.AST) -> bool:
@@ -303,10 +297,14 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     made = bound_to(file, theirs, step)
     if _tells_gradients_apart(file, _stepped_by(file, made) if made is not None else set(), rows[:first]):
         return False
+    names = {ast.unparse(mine), ast.unparse(theirs)}
+    apart = {one.name for one in _optimizers(scene) if one.is_apart}
+    return names <= apart and _is_step_of_torch(scene)
+
+
+def _optimizers(scene: Scene) -> Sequence[Optimizer]:
     event = scene.finding.event
-    apart = event.apart if isinstance(event, Clobber) else ()
-    two = {ast.unparse(mine), ast.unparse(theirs)}
-    return any(two == {*pair} for pair in apart) and _is_step_of_torch(scene)
+    return event.optimizers if isinstance(event, Clobber) else ()
 
 
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noclobber.model.seen.events import Carried, Read, Save, Write
+from noclobber.model.seen.events import Carried, Optimizer, Read, Save, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,8 @@ class Clobber:
     """As of a `Refusal`, for a graph that is older than the last backward of the line, and whose weights were stepped.
     """
 
-    apart: tuple[tuple[str, str], ...] = ()
-    """Where a step has written: pairs of PyTorch's own optimizers that have no parameter in common, by the names that
-    the code of the read has for them."""
+    optimizers: tuple[Optimizer, ...] = ()
+    """Where a step has written and the program has two optimizers, both PyTorch's own: these."""
 
     @property
     def raised(self) -> bool:

@@ -74,6 +74,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Optimizer:
+    """One of the program's two optimizers, as the code of a read names it.
+
+    `module` is the name of the module whose parameters are what it steps; empty if there is none. `is_apart`: it and
+    the other one have no parameter in common, each requires a gradient, and no variable holds it.
+    """
+
+    name: str
+    module: str = ""
+    is_apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Handed:
     """A tensor's memory was handed to code that torch does not see. `by` is "numpy", "from_numpy" ..."""
 

@@ -25,8 +25,7 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.torch_api.frames import passed_over
-from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.torch_api.tensors.tensor_state import detach
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import OUTSIDE, Digest, digest_of, fingerprint, shown
 
 Pack = Callable[[torch.Tensor], Handle]
@@ -70,7 +69,7 @@ def _packing(context: Context, late: Callable[[Context, torch.Tensor], Handle]) 
     """
     live, takers = context.live, context.takers
     unsorted, add_place = live.unsorted, context.thread.saves.append
-    next_node, frame_of = engine_state.next_node, sys._getframe
+    next_node, frame_of, detach = engine_state.next_node, sys._getframe, tensor_state.detach
     at_save = context.contents.at_pack if context.contents is not None else None
     arming = context.armings
     views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them

@@ -18,7 +18,8 @@ from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Backward, Record, in_second_run, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, site_of
 from noclobber.observe.core.seen.written import Written
-from noclobber.observe.describe import carried_states, optimizers, torch_messages
+from noclobber.observe.describe import carried_states, torch_messages
+from noclobber.observe.describe.optimizers import optimizers
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
@@ -150,8 +151,10 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     read = read_of(backward, save.node)
     stepped = any(write.step for write in writes)
     states, are_all = _carried(node, backward, memory) if stepped else ((), False)
-    apart = optimizers.apart(sys._getframe(1)) if stepped else ()
-    return Clobber(save, writes, read, current, message, restored, carried=states, are_all_carried=are_all, apart=apart)
+    two = optimizers(sys._getframe(1)) if stepped else ()
+    return Clobber(
+        save, writes, read, current, message, restored, carried=states, are_all_carried=are_all, optimizers=two
+    )
 
 
 def _carried(node: Node | None, backward: Backward, memory: Memory) -> tuple[tuple[Carried, ...], bool]:

@@ -120,6 +120,7 @@ def _holders(
             seen.called_with.update(map(id, own.values()))
         elif own.get("kwargs") and _is_of(outer.f_code, *_WITHOUT_DYNAMO):
             seen.called_with.update(map(id, own["args"]))
+            seen.in_call = _IN_CALL - 1  # an operand of the program's may lie on the stack as well
     seen.add_paths(frames[begin])
     return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None
 
@@ -201,6 +202,7 @@ class _Seen:
         self.called_with: Counter[int] = Counter()
         """How many frames hold it while they call a module: `Module.__call__` is a slot of C, so what is an argument
         stays on the stack of the frame, too (Python 3.11; tests/mend/test_sound.py). Also of `_WITHOUT_DYNAMO`."""
+        self.in_call = _IN_CALL
         self.holders: list[Holder] = []
         self.named: set[int] = set()
         self.cells: set[str] = set()
@@ -305,7 +307,7 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     left = {number: max(several - seen.called_with[number], 0) for number, several in left.items()}
     in_call = left.pop(id(written))
     on_stack = 0 if id(written) in seen.named else 1  # `h[0] = 1` writes to a view that has no name
-    return in_call <= _IN_CALL and sum(left.values()) <= on_stack
+    return in_call <= seen.in_call and sum(left.values()) <= on_stack
 
 
 def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]) -> bool:

@@ -1,41 +1,56 @@
-"""Which of the program's optimizers step no parameter in common."""
+"""What the program's two optimizers step: of which modules, and whether they have a parameter in common."""
 
 from __future__ import annotations
 
-from itertools import combinations, islice
+from itertools import islice
 from types import FrameType
 
 import torch
 
+from noclobber.model.seen.events import Optimizer
 from noclobber.observe.core.writes.optimizer_steps import is_of_torch
 from noclobber.observe.describe.reachable import Held, reachable
 from noclobber.observe.describe.tensor_names import user_frames
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
 
-_MOST = 16
+_MOST = 64
+"""Modules that are looked at."""
 
 
-def apart(frame: FrameType | None) -> tuple[tuple[str, str], ...]:
-    """Return pairs of PyTorch's own optimizers without a parameter in common, by the names that the program's innermost
-    frame has for them. All their parameters require a gradient, and are parts of modules: none has a name of its own,
-    by which a statement may read it unnoticed."""
-    known, alone = dict[str, set[int | None]](), set[int | None]()
+def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
+    """Return the optimizers that the program's innermost frame can reach, by the names that it has for them, where they
+    are two of PyTorch's own."""
+    known, modules, alone = dict[str, torch.optim.Optimizer](), dict[str, torch.nn.Module](), set[int | None]()
     with modes.plain():
         for held in reachable(islice(user_frames(frame), 1)):
             if isinstance(held.value, torch.Tensor) and held.value.requires_grad and _has_own_name(held):
                 alone.add(storage_key(held.value))
-            elif isinstance(held.value, torch.optim.Optimizer) and is_of_torch(type(held.value)):
-                stepped = [one for group in held.value.param_groups for one in group["params"]]
-                if held.name not in known and all(one.requires_grad for one in stepped):
-                    known[held.name] = {storage_key(one) for one in stepped}
-    found = [(name, stepped) for name, stepped in known.items() if stepped.isdisjoint(alone)]
-    pairs = combinations(found[:_MOST], 2)
-    return tuple((one, other) for (one, mine), (other, theirs) in pairs if mine.isdisjoint(theirs))
+            elif isinstance(held.value, torch.optim.Optimizer):
+                known.setdefault(held.name, held.value)
+            elif isinstance(held.value, torch.nn.Module) and len(modules) < _MOST:
+                modules.setdefault(held.name, held.value)
+        two = {id(one): one for one in known.values()}
+        if len(two) != 2 or not all(is_of_torch(type(one)) for one in two.values()):
+            return ()
+        stepped = {number: _stepped(one) for number, one in two.items()}
+        mine, theirs = ({storage_key(one) for one in parameters} for parameters in stepped.values())
+        asked = all(one.requires_grad for parameters in stepped.values() for one in parameters)
+        apart = asked and mine.isdisjoint(theirs) and alone.isdisjoint(mine | theirs)
+        parts = {name: {*map(id, one.parameters())} for name, one in modules.items()}
+    return tuple(
+        Optimizer(name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart)
+        for name, one in known.items()
+    )
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _has_own_name(held: Held) -> bool:
-    """Return True for a variable, and for an attribute of `self` or of an object that is no module."""
+    """Return True for a variable, and for an attribute of `self` or of an object that is no module: by such a name a
+    statement may read the parameter."""
     if held.kind == "attribute" and isinstance(held.owner, torch.nn.Module):
         return held.name.startswith("self.") and held.name.count(".") == 1
     return held.kind in ("name", "attribute")

@@ -28,7 +28,6 @@ from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import all_known
 
 _MOST = 4096
@@ -139,7 +138,7 @@ class StaleCasts:
                     del self._changed[key]  # autocast has no cast of it, or one of its new values
                 continue
             with modes.aside():
-                differs = torch.ne(detach(leaf).to(cast.dtype), detach(cast)).any()
+                differs = torch.ne(tensor_state.detach(leaf).to(cast.dtype), tensor_state.detach(cast)).any()
             found.append((cast.grad_fn._sequence_nr(), _Stale(noted, known, cast.dtype, None), differs))
         for (number, stale, _), is_other in zip(found, all_known([one[2] for one in found]), strict=True):
             if is_other and len(self._stale) < _MOST:

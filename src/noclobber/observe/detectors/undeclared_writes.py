@@ -30,7 +30,6 @@ from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import Digest, fingerprint
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Change, Witness, change
@@ -183,7 +182,7 @@ class Writers:
                 else:
                     small = tensor.numel() * tensor.itemsize <= LARGEST
                     with modes.aside():
-                        old = detach(tensor).clone() if small else None
+                        old = tensor_state.detach(tensor).clone() if small else None
                     found.append(Beside(_input(tensor, result.made, True), old))
         return found
 
@@ -230,7 +229,7 @@ class Writers:
             mask = None
             if result is not None and result.old is not None:
                 with modes.aside():
-                    mask = detach(tensor) != result.old
+                    mask = tensor_state.detach(tensor) != result.old
             last, described = writes[-1] if writes else None, later_of(tensor)
             event = partial(_undeclared, by, place, last, int(tensor._version), described, result is not None)
             self._remember(_Overwritten(made, engine_state.next_node(), event, mask))

@@ -19,7 +19,6 @@ from noclobber.observe.preserve.copy_before_write import Copies
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import fingerprint_aside
 from noclobber.observe.witness.layout import share_bytes, span_of
 
@@ -36,7 +35,7 @@ def before(
     if not beside:
         return None
     with modes.aside():
-        made = [(detach(one), copy_before_write.copy(context, detach(one))) for one in beside]
+        made = [(tensor_state.detach(one), copy_before_write.copy(context, tensor_state.detach(one))) for one in beside]
     copies = [(alias, kept) for alias, kept in made if kept is not None]
     if len(copies) < len(made):
         return None

@@ -26,8 +26,7 @@ from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import passed_over
-from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.torch_api.tensors.tensor_state import detach as native_detach
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 
 _ASSIGNED = Written("data=", (), True)
@@ -59,7 +58,7 @@ def arm_assignments(context: Context, way: Way) -> None:
             # This way of seeing has failed. Backward must still read what PyTorch alone would read.
             for handle in live.all():
                 if handle() is tensor and tensor.grad_fn is None:
-                    handle.alias, handle.digest, handle.shown = native_detach(tensor), None, None
+                    handle.alias, handle.digest, handle.shown = tensor_state.detach(tensor), None, None
 
     way.patches.put(torch.Tensor, "data", property(get_data, set_data, native.__delete__, native.__doc__))
 
@@ -102,9 +101,9 @@ def arm_detached(context: Context, way: Way) -> None:
         # A mode of the program would see the question whether a tensor requires a gradient.
         if args and type(args[0]) in storages.PLAIN and (modes_of_program() or args[0].requires_grad):
             looked_at(args[0])
-        return native_detach(*args, **kwargs)
+        return tensor_state.detach(*args, **kwargs)
 
-    way.patches.put(torch.Tensor, "detach", _Detach(native_detach, passed_over(detach)))
+    way.patches.put(torch.Tensor, "detach", _Detach(tensor_state.detach, passed_over(detach)))
 
 
 def arm_swaps(context: Context, way: Way) -> None:

@@ -16,7 +16,6 @@ import xxhash
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes, spare_key
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.layout import once, reach
 
 LARGE = 64 * 1024
@@ -122,7 +121,7 @@ def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
     if not storages.bytes_at(tensor) or not _has_all(tensor):
         return None
     with modes.aside():
-        span = detach(tensor).as_strided((reach(tensor) + 1,), (1,)).clone()
+        span = tensor_state.detach(tensor).as_strided((reach(tensor) + 1,), (1,)).clone()
         return fingerprint(span.masked_fill_(span == 0, zero).as_strided(tensor.shape, tensor.stride(), 0))
 
 
@@ -287,7 +286,7 @@ def _scattered(tensor: torch.Tensor) -> int:
 
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view with each element once and the longest strides first. Its pieces are as long as possible."""
-    each = once(detach(tensor))
+    each = once(tensor_state.detach(tensor))
     strides = each.stride()
     return each.permute(sorted(range(each.dim()), key=lambda dimension: -strides[dimension]))
 

@@ -22,7 +22,6 @@ from noclobber.observe.takers.checkpoint import taint
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.layout import geometry, once
 
 LOST = "a checkpointed region needs bytes that were overwritten, and noclobber failed to put them back"
@@ -156,7 +155,7 @@ class Past:
         (required, place), kept = needed.standing, needed.kept
         if place is None:
             old = _copied(tensor) if kept is None else kept
-            return tensor, detach(old).requires_grad_(required)
+            return tensor, tensor_state.detach(old).requires_grad_(required)
         if needed.connected is None:
             return None
         connected: torch.Tensor = needed.connected.unpack()
@@ -289,7 +288,7 @@ def _first_write(handle: Handle) -> Record | None:
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     with modes.aside():
-        return detach(tensor).clone()
+        return tensor_state.detach(tensor).clone()
 
 
 def _overwrite(memory: torch.Tensor, data: torch.Tensor) -> None:

@@ -31,7 +31,6 @@ from noclobber.observe.takers.checkpoint import forward_bytes
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.torch_api.tensors.tensor_state import detach
 from noclobber.observe.witness.digests import Digest, all_known, fingerprint, is_on_device, same_but_for_zeros
 from noclobber.observe.witness.layout import geometry
 from noclobber.observe.witness.witness import Change, Witness, change
@@ -411,7 +410,8 @@ def rough(tensor: torch.Tensor) -> torch.Tensor | None:
     if any(getattr(tensor, "names", ())) or not tensor.numel() or tensor.dtype not in _SUMMED:
         return None
     with modes.aside():
-        real = torch.view_as_real(detach(tensor).resolve_conj()) if tensor.is_complex() else detach(tensor)
+        plain = tensor_state.detach(tensor)
+        real = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
         size = real.numel()
         wide = torch.float32 if real.device.type == "mps" else torch.float64  # which MPS does not have
         sample = real.take(torch.linspace(0, size - 1, min(size, _SAMPLE), device=real.device).long()).to(wide)

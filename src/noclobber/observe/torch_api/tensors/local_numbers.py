@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from noclobber.observe.torch_api.tensors.tensor_state import detach
-
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a tensor as a plain one without a graph: of a sparse tensor all of them, of a tensor that
     wraps others (DTensor, a jagged tensor) those that it holds here, in a row."""
-    plain = detach(tensor)
+    plain = tensor.detach()
     if is_traceable_wrapper_subclass(plain):
         return torch.cat([dense(one).reshape(-1) for one in parts(plain)])
     return plain if plain.layout is torch.strided else plain.to_dense()
