@@ -11,7 +11,7 @@ from noclobber.fix.edits.source import Source
 from noclobber.mend.cures import candidates
 from noclobber.model.reports.finding import Cause, Finding, Label, Role
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.events import Carried, Kind, Read, Refusal, Save, Tensor, Write
+from noclobber.model.seen.events import Carried, Kind, Optimizer, Read, Refusal, Save, Tensor, Write
 from noclobber.model.seen.hints import InPlaceCall
 from noclobber.model.seen.silent import Drift, Event, GradientWrite, LostHook, Overwritten, Undeclared, Untracked
 from noclobber.model.source import Site, Span, told_site
@@ -41,6 +41,7 @@ def finding(
     cause: Cause | None = None,
     unchecked: Unchecked = "",
     carried: Sequence[Carried] = (),
+    optimizers: Sequence[Optimizer] = (),
     **labels: str,
 ) -> Finding:
     """A finding of a code whose labels stand at snippets: `write="h += 1"`. The states that are `carried` are all."""
@@ -54,6 +55,8 @@ def finding(
         scoped = tuple(replace(one, scopes=(site,)) for one in carried)
         event = replace(event, carried=scoped, are_all_carried=True)
         event = replace(event, read=Read("", site)) if isinstance(event, Clobber) else replace(event, site=site)
+    if optimizers and isinstance(event, Clobber):
+        event = replace(event, optimizers=tuple(optimizers))
     return Finding(code, "a rule", "error", "", made, cause=cause).about(event)
 
 

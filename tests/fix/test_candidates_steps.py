@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from noclobber.model.reports.finding import Cause
-from noclobber.model.seen.events import Carried
+from noclobber.model.seen.events import Carried, Optimizer
 from tests.fix.mending import changes, mended
 
 GAN = """
@@ -54,7 +54,7 @@ def test_a_step_moves_past_what_only_tells() -> None:
     assert any(one.index("d_opt.step()") > one.index("g_loss.backward(") for one in found)
 
 
-def test_the_parameters_of_an_optimizer_are_named_where_it_is_made() -> None:
+def test_the_parameters_of_an_optimizer_are_those_of_the_module_that_it_was_seen_to_step() -> None:
     source = """
         class Agent:
             def __init__(self, pi, q):
@@ -66,8 +66,11 @@ def test_the_parameters_of_an_optimizer_are_named_where_it_is_made() -> None:
                 pi_loss.backward()
                 self.pi_opt.step()
     """
-    found = changes("NC103", source, write="self.q_opt.step()", read="pi_loss.backward()", op="Adam.step")
+    labels = {"write": "self.q_opt.step()", "read": "pi_loss.backward()", "op": "Adam.step"}
+    found = changes("NC103", source, **labels, optimizers=[Optimizer("self.pi_opt", "self.pi")])
     assert found[0] == "pi_loss.backward(inputs=list(self.pi.parameters()))"
+    unseen = changes("NC103", source, **labels)
+    assert unseen[0] == 'pi_loss.backward(inputs=[p for group in self.pi_opt.param_groups for p in group["params"]])'
 
 
 def test_one_optimizer_steps_once_after_both_backwards() -> None:

@@ -1138,6 +1138,21 @@ def run():
     update(opt_d, opt_g)
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
+    "a layer that a hook gives another argument": """
+class Block(nn.Module):
+    def forward(self, h, k):
+        h += k
+        return h
+block, given = Block(), []
+def add(module, args):
+    return args if len(args) > 1 else (*args, 3)
+def run():
+    block.register_forward_pre_hook(add)
+    y = block(torch.tanh(x @ w), 2).square().sum()
+    h = x @ w
+    z = block(h)
+    (y + (z * h).sum()).backward()
+""",
     "a step, beside a tuple with names": NETS
     + OPTIMIZERS
     + "from collections import namedtuple\nTransition = namedtuple('Transition', 'state action')\nlast = None\n"
@@ -1162,24 +1177,6 @@ class Net(nn.Module):
         return h
 def run():
     Net()(x).square().sum().backward()
-""",
-    "what a list of modules gives, where its argument is read again": """
-def mlp(last):
-    layers = []
-    for _ in range(2):
-        layers.append(nn.Linear(4, 4, dtype=torch.float64))
-    layers.append(last())
-    return nn.Sequential(*layers)
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp(nn.Tanh)
-    def forward(self, h):
-        s = self.net(h)
-        s *= h.exp()
-        return s + h
-def run():
-    (Scaled()(x) @ w).square().sum().backward()
 """,
     "a step of optimizers in a dict": NETS
     + """
@@ -2546,21 +2543,6 @@ def run():
     + "scale = nn.Parameter(torch.ones(1, dtype=torch.float64))\n"
     + "opt_d, opt_g = torch.optim.SGD([*d.parameters(), scale], 0.1), torch.optim.SGD(g.parameters(), 0.1)\n"
     + STEPS.replace("    opt_g.zero_grad()", "    loss_g = loss_g + (fake * scale).sum()\n    opt_g.zero_grad()"),
-    "a layer that a hook gives another argument": """
-class Block(nn.Module):
-    def forward(self, h, k):
-        h += k
-        return h
-block, given = Block(), []
-def add(module, args):
-    return args if len(args) > 1 else (*args, 3)
-def run():
-    block.register_forward_pre_hook(add)
-    y = block(torch.tanh(x @ w), 2).square().sum()
-    h = x @ w
-    z = block(h)
-    (y + (z * h).sum()).backward()
-""",
     "a leaf that an attribute holds, set through data": """
 class Chain:
     def __init__(self):

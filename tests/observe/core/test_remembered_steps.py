@@ -102,3 +102,14 @@ def test_old_steps_are_forgotten_and_a_large_one_is_kept(installed):
     expected = now(parameters)
     optimizer.step()
     assert written()[-len(expected) :] == expected
+
+
+def test_a_step_of_equal_code_in_another_file_is_of_that_file(installed, tmp_path):
+    """Equal code objects are told apart: Python compares what they do, not their file."""
+    for name in ("one.py", "other.py"):
+        path = tmp_path / name
+        path.write_text("def run(opt):\n    opt.step()\n")
+        names = {}
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        names["run"](torch.optim.SGD(with_gradients((2,)), 0.1))
+        assert CONTEXT.memory.recent[-1].step.site.code.co_filename == str(path)

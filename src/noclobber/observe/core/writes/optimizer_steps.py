@@ -12,7 +12,7 @@ from noclobber.model.seen.events import Step
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Stepped, moment, record
-from noclobber.observe.core.seen.sites import Place, caller, site_of
+from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
 from noclobber.observe.core.seen.thread_state import Thread
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
@@ -20,6 +20,8 @@ from noclobber.observe.torch_api.dispatch import spare_key
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import geometry, span
 
+_STEPS = 256
+"""The number of lines that run a step, for which the Step is kept."""
 Hook = Callable[[torch.optim.Optimizer, tuple[object, ...], dict[str, object]], None]
 """Called with the optimizer and what its `step` was called with."""
 
@@ -111,10 +113,18 @@ def _about_to_write(
                 context.parts.meet(context, met.handles, parameter, noted)
 
 
-@lru_cache(maxsize=256)
+_steps: dict[tuple[object, ...], Step] = {}
+"""By the name of the optimizer and the identity of the place, which the Step holds: equal code may be of another file."""
+
+
 def step_of(optimizer: str, place: Place | None) -> Step:
     """Return the Step of an optimizer, by the name of its class, at a place; the same object each time."""
-    return Step(optimizer, site_of(place))
+    key = (optimizer, *identity(place))
+    if (step := _steps.get(key)) is None:
+        if len(_steps) >= _STEPS:
+            _steps.clear()
+        step = _steps[key] = Step(optimizer, site_of(place))
+    return step
 
 
 @lru_cache(maxsize=256)
