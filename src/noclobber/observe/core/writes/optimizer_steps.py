@@ -114,7 +114,8 @@ def _about_to_write(
 
 
 _steps: dict[tuple[object, ...], Step] = {}
-"""By the name of the optimizer and the identity of the place, which the Step holds: equal code may be of another file."""
+"""By the name of the optimizer and the identity of the place, which the Step holds. Equal code may be of another
+file."""
 
 
 def step_of(optimizer: str, place: Place | None) -> Step:
