@@ -95,7 +95,8 @@ def test_an_interrupt_is_one_line(tmp_path: Path, words: list[str]) -> None:
         import os, signal, sys
         from noclobber import cli
         def called(frame, event, function):
-            if event == "c_call" and getattr(function, "__self__", None) in (sys.stdin, sys.stdin.buffer):
+            of = getattr(function, "__self__", None)
+            if event == "c_call" and (of is sys.stdin or of is sys.stdin.buffer):
                 sys.setprofile(None)
                 os.kill(os.getpid(), signal.SIGINT)
         sys.setprofile(called)

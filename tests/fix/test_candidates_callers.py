@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from noclobber.model.seen.events import Optimizer
 from tests.fix.mending import mended
 
 METHODS = """
@@ -54,7 +55,9 @@ AGENT = """
 
 
 def test_the_step_comes_after_the_call_that_goes_backward() -> None:
-    found = mended("NC103", METHODS, write="self.d_opt.step()", read="self.g_loss.backward()", op="Adam.step")
+    seen = [Optimizer("self.g_opt", "self.g")]
+    labels = {"write": "self.d_opt.step()", "read": "self.g_loss.backward()", "op": "Adam.step"}
+    found = mended("NC103", METHODS, **labels, optimizers=seen)
     assert "        self.g_loss.backward(inputs=list(self.g.parameters()))\n" in found[0]
     calls = [line.strip() for line in found[0].split("\n")][9:]
     assert [one for one in calls if one.startswith("self.")] == [
