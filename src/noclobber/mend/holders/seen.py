@@ -92,11 +92,11 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     scope = file.scope(row)
     if any(map(looks_around, walk(scope, ast.Call))) or not is_own(scope, name):
         return False
-    if any(is_in_comprehension(file, one) for one in _loads(row, name)):
+    loads = _loads(row, name)
+    if any(is_in_comprehension(file, one) for one in loads):
         return False
     if any(one.target.id == name for one in walk(row, ast.NamedExpr)):
         return False  # it may be bound before the write
-    loads = _loads(row, name)
     if len(loads) > 1 if at is None else any(_is_read_later(file, row, one, at) for one in loads):
         return False
     if binds(row, name):

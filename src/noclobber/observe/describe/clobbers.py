@@ -151,10 +151,10 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     read = read_of(backward, save.node)
     stepped = any(write.step for write in writes)
     states, are_all = _carried(node, backward, memory) if stepped else ((), False)
-    two = optimizers(sys._getframe(1)) if stepped else ()
-    return Clobber(
-        save, writes, read, current, message, restored, carried=states, are_all_carried=are_all, optimizers=two
-    )
+    if stepped and backward.optimizers is None:
+        backward.optimizers = optimizers(sys._getframe(1))
+    found = Clobber(save, writes, read, current, message, restored, carried=states, are_all_carried=are_all)
+    return replace(found, optimizers=backward.optimizers or ()) if stepped else found
 
 
 def _carried(node: Node | None, backward: Backward, memory: Memory) -> tuple[tuple[Carried, ...], bool]:

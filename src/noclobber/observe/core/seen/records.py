@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from noclobber.model.seen.events import Holder, Step
+from noclobber.model.seen.events import Holder, Optimizer, Step
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.sites import Place, place_of
 from noclobber.observe.core.seen.written import Written
@@ -146,6 +146,8 @@ class Backward:
     """What is known of gradients that are overwritten during the call (gradient_consumers.py); None if nothing."""
     explained: list[Site | None] = field(default_factory=list)
     """The lines of the writes that were reported during the call."""
+    optimizers: tuple[Optimizer, ...] | None = None
+    """The program's two optimizers, which the first report of a step looks for (describe/optimizers.py)."""
     later: list[Any] = field(default_factory=list)
     """Reads of bytes on a device, which are compared at the end of the call (describe/clobbers.Later)."""
     ends: list[Any] = field(default_factory=list)
