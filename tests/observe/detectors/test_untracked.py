@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import noclobber
 from noclobber.observe.arming.recorder import CONTEXT
@@ -732,6 +733,17 @@ def test_what_a_thread_read_that_has_ended_is_forgotten_with_the_next_backward()
         assert CONTEXT.untracked.taken
         backwards(1)
         assert not CONTEXT.untracked.taken
+
+
+def test_what_a_checkpointed_region_keeps_of_its_second_run_is_not_taken_for_an_alias_of_the_programs():
+    taken = []
+    x = torch.ones(3, requires_grad=True)
+    with noclobber.watch():
+        y = checkpoint(lambda h: (h * 2).sin().cos(), x, use_reentrant=False)
+        y.register_hook(lambda _: taken.append(len(CONTEXT.untracked.taken)))
+        x.register_hook(lambda _: taken.append(len(CONTEXT.untracked.taken)))  # the second run has ended by then
+        y.sum().backward()
+    assert taken == [0, 0]
 
 
 def test_backward_calls_of_other_threads_make_no_write_forgotten_too_early():

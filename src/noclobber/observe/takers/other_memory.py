@@ -10,10 +10,11 @@ import functools
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe import policy
@@ -25,7 +26,7 @@ from noclobber.observe.core.seen.sites import caller
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.torch_api.frames import frame_above, passed_over
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 
@@ -99,11 +100,18 @@ def arm_detached(context: Context, way: Way) -> None:
 
     def detach(*args: Any, **kwargs: Any) -> torch.Tensor:
         # A mode of the program would see the question whether a tensor requires a gradient.
-        if args and type(args[0]) in storages.PLAIN and (modes_of_program() or args[0].requires_grad):
+        watched = args and type(args[0]) in storages.PLAIN and (modes_of_program() or args[0].requires_grad)
+        if watched and not _is_pack_of_checkpoint(frame_above(1).f_code):
             looked_at(args[0])
         return tensor_state.detach(*args, **kwargs)
 
     way.patches.put(torch.Tensor, "detach", _Detach(tensor_state.detach, passed_over(detach)))
+
+
+def _is_pack_of_checkpoint(code: CodeType) -> bool:
+    """Return True for the hook by which the second run of a checkpointed region keeps what it saves: it detaches each
+    save and writes to none (torch 2.13, torch/utils/checkpoint.py; lora-checkpoint in benchmarks/)."""
+    return code.co_name == "pack_hook" and code.co_filename == torch.utils.checkpoint.__file__
 
 
 def arm_swaps(context: Context, way: Way) -> None:
