@@ -54,6 +54,7 @@ _FIRST: Mapping[Way, str] = {
     "summed": "the first is the sum of the first two of the program as it is",
 }
 """What the first backward call of a patched program is compared with."""
+_LEFT_OUT = "; gradients of leaves that never change are left out"
 
 
 class Prover:
@@ -129,11 +130,11 @@ class Prover:
             return Verdict(False, why="the program then reads `.grad` of a tensor that is not a leaf, and gets None")
         if any(is_there(finding, one, before, patch) for one in result.findings):
             return Verdict(False, why="the finding is still there")
-        if way != "same":
+        if way in _FIRST:
             return self._beyond_the_first(result, patch, finding, way)
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
-        return replace(self._judged(result, patch), elsewhere=bool(left) and not any(left))
+        return replace(self._judged(result, patch, way), elsewhere=bool(left) and not any(left))
 
     def _beyond_the_first(self, result: Result, patch: Patch, finding: Finding, way: Way) -> Verdict:
         """Compare the first backward call with that of the program as it is, or with the sum of its first two, and all
@@ -161,7 +162,7 @@ class Prover:
         proven = way == "summed" or not self.search.went_through
         return Verdict(True, True, proof=proof, level=Level.PROVEN if proven else Level.UNPROVEN, result=result)
 
-    def _judged(self, result: Result, patch: Patch) -> Verdict:
+    def _judged(self, result: Result, patch: Patch, way: Way) -> Verdict:
         """Compare with what was found so far, step by step; the verdict is the least sure one."""
         unread = scratch.unread(patch, result.files)
         found = comparison.without(unread, evidence.read(result.evidence))
@@ -170,7 +171,7 @@ class Prover:
         verdicts = []
         alone = Alone(self._launcher, replace(self._order("bare", patch), double=True), unread)
         for stage in self._stages:
-            verdicts.append(self._at(stage, found, result, alone, patch))
+            verdicts.append(self._at(stage, found, result, alone, patch, way))
             if not verdicts[-1].right:
                 return verdicts[-1]
         least = max(verdicts, key=lambda one: list(Level).index(one.level))
@@ -187,6 +188,7 @@ class Prover:
         result: Result,
         alone: Alone,
         patch: Patch,
+        way: Way,
     ) -> Verdict:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings
@@ -206,7 +208,8 @@ class Prover:
                 return derived()  # as of compiled code, which preserving does not reach
             if not reference.result.calls or codes & set(WITHOUT):
                 break
-            compared = comparison.compare(reference.events, found, truncated=kind in ("step", "backward"))
+            right = comparison.without_constants(reference.events, found) if way == "constant" else reference.events
+            compared = comparison.compare(right, found, truncated=kind in ("step", "backward"))
             same = not compared.difference
             # Where gradients may be others with good reason, so may what optimizers make of them.
             others = comparison.besides(
@@ -239,7 +242,7 @@ class Prover:
                 whole = reference.result.went_through or reference.result.ends_like(result)
                 if not whole and is_refused(codes):
                     return derived(said=f"{_counted(compared, reference.words)}; ")
-                proof = _matches(compared, reference, result)
+                proof = _matches(compared, reference, result) + _LEFT_OUT * (right is not reference.events)
                 complete = whole and kind in WHOLE
                 return Verdict(True, clean, proof=proof, level=Level.PROVEN, complete=complete, result=result)
         if (differences and DRIFT not in codes) or (besides and not differences):

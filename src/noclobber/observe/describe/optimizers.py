@@ -1,18 +1,27 @@
-"""What the program's two optimizers step: of which modules, and whether they have a parameter in common."""
+"""What the program's two optimizers step: of which modules, and whether they have a parameter in common. Whether any
+optimizer steps what a graph leads to."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Sequence
 from itertools import islice
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 
 from noclobber.model.seen.events import Optimizer
+from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.writes.optimizer_steps import is_of_torch
 from noclobber.observe.describe.reachable import Held, reachable
 from noclobber.observe.describe.tensor_names import user_frames
+from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
 
 _MOST = 64
 """Modules that are looked at."""
@@ -42,6 +51,31 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
         Optimizer(name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart)
         for name, one in known.items()
     )
+
+
+def leaves_behind(nodes: Sequence[Node]) -> list[torch.Tensor]:
+    """Return the leaves that a graph leads to."""
+    return [one for node in graph.walk(nodes) if (one := getattr(node, "variable", None)) is not None]
+
+
+def have_changed(leaves: Sequence[torch.Tensor], since: int, memory: Memory) -> bool:
+    """Return True if leaves have changed since a node of this number was made, or will: something has written one, or
+    an optimizer of the process has it. Also if there is none, as the program then steps by hand."""
+    keys = set(map(storage_key, leaves))
+    if any(record.key in keys and record.node > since for record in memory.recent):
+        return True
+    optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    return not optimizers or any(storage_key(one) in keys for each in optimizers for one in _stepped(each))
+
+
+def modules_without(leaves: Sequence[torch.Tensor], frame: FrameType | None) -> tuple[str, ...]:
+    """Return the names that the program has for modules which have none of these leaves."""
+    keys, names = set(map(storage_key, leaves)), dict[str, bool]()
+    for held in reachable(user_frames(frame)):
+        if isinstance(held.value, torch.nn.Module):
+            has_one = any(storage_key(one) in keys for one in held.value.parameters())
+            names[held.name] = names.get(held.name, False) or has_one
+    return tuple(name for name, has_one in names.items() if not has_one)
 
 
 def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Backward, Record, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.seen.written import Written, tensors
-from noclobber.observe.describe import carried_states, holders, stale_views
+from noclobber.observe.describe import carried_states, holders, optimizers, stale_views
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.frames import frame_above, outward
@@ -234,6 +234,12 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     none: tuple[tuple[Carried, ...], bool, set[int | None]] = ((), False, set())
     found = carried_states.carried(edges, boundary, sys._getframe(1), memory) if is_state else none
     states, are_all, keys = found
+    apart = None
+    if states and not any(one.is_renewed for one in states):
+        leaves = optimizers.leaves_behind([edge.node for edge in edges])
+        since = max(int(edge.node._sequence_nr()) for edge in edges)
+        if not optimizers.have_changed(leaves, since, memory):
+            apart = optimizers.modules_without(leaves, sys._getframe(1))
     carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
     return Refusal(
         message,
@@ -247,6 +253,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         freed=site_of(freeing),
         carried=states,
         are_all_carried=are_all,
+        apart=apart,
     )
 
 

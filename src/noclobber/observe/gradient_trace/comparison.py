@@ -103,6 +103,25 @@ def without(attributes: frozenset[str], events: list[Event]) -> list[Event]:
     ]
 
 
+def without_constants(right: list[Event], found: list[Event]) -> list[Event]:
+    """Return the events of `right` without the gradients of leaves that get none in any call of `found` and hold the
+    same in all calls of `right`, of which there are several."""
+    reached = {name for call in _calls(found) for *_, name in call["leaves"]}
+    held: dict[str, list[object]] = {}
+    for call in _calls(right):
+        for leaf, _, name in call["leaves"]:
+            held.setdefault(name, []).append(_bits(leaf))
+    left_out = {
+        name for name, seen in held.items() if name and name not in reached and len(seen) > 1 and seen[1:] == seen[:-1]
+    }
+    return [
+        event | {"leaves": [one for one in event["leaves"] if one[2] not in left_out]}
+        if event["kind"] in ("backward", "grad")
+        else event
+        for event in right
+    ]
+
+
 _NAMED = ("buffers", "state", "bare", "held")
 """What an event has by the names of attributes."""
 

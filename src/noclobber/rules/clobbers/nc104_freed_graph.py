@@ -30,7 +30,8 @@ Notes
     `state = tuple(part.detach() for part in state)`. `retain_graph=True` does not help there: the graph grows with
     every iteration, and once an optimizer has stepped the error turns into NC103.
     A forward before a loop that calls `backward` and `step`: move the forward into the loop, so that each turn
-    computes its loss with the current weights.
+    computes its loss with the current weights. What no optimizer changes, such as the features of a frozen network, is
+    a constant of the loop: `features = encoder(x).detach()`.
     If one graph really serves two backwards, pass `retain_graph=True` to the first.
 """
 
@@ -74,6 +75,7 @@ _EACH = "a backward frees what its graph saved, so each backward needs a forward
 _STEPPED = (
     "; `retain_graph=True` does not help here, because the step changes the weights that the graph was built with"
 )
+_OF_CONSTANTS = ", or no graph: no optimizer has what {} comes from"
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: "
 _NO_GRAD = "or, if no gradient should flow through it, write it inside `with torch.no_grad():`"
@@ -99,6 +101,11 @@ def _explained(event: Refusal) -> Finding:
         event = replace(event, written=None)  # an operator such as that of `GRUCell` writes what it made itself
     states = event.carried if event.are_all_carried else ()
     once = event.written is None and not event.shared and built_once(event.site, event.saved, states)
+    if once and event.apart is not None and event.are_all_carried:
+        constants = carrying.states(event)
+        first = f"detach before the loop what no optimizer changes: {', '.join(map(carrying.detached, constants))}"
+        note = _EACH + _OF_CONSTANTS.format(" and ".join(f"`{one.name}`" for one in constants))
+        return _finding(replace(event, carried=()), _ONCE, [first, f"or {_FORWARD}"], note, Cause.BUILT_ONCE)
     if once:
         stepped = steps_in_loop(event.site)
         helps = [_FORWARD, *[_CONSTANT] * (not repeated)]
