@@ -1,6 +1,7 @@
 """Writes that autograd is kept from seeing: told where they make a gradient wrong, and only there."""
 
 import contextlib
+import itertools
 import pickle
 import threading
 import warnings
@@ -733,6 +734,55 @@ def test_what_a_thread_read_that_has_ended_is_forgotten_with_the_next_backward()
         assert CONTEXT.untracked.taken
         backwards(1)
         assert not CONTEXT.untracked.taken
+
+
+VIEWS = {
+    "view": lambda h: h.view(2, 2),
+    "of a view": lambda h: h.view(2, 2).t(),
+    "slice": lambda h: h[1:],
+}
+
+
+def aside(h):
+    with torch.no_grad():
+        h.mul_(0.5)
+
+
+WRITES = [lambda h: h.data.mul_(0.5), lambda h: h.detach().mul_(0.5), aside]
+PAIRS = [*itertools.product(VIEWS.values(), WRITES), (lambda h: h.chunk(2)[1], WRITES[0])]
+
+
+@pytest.mark.parametrize(("view", "write"), PAIRS)
+def test_what_is_written_through_a_view_or_below_one_is_known_to_all_who_read_it(view, write):
+    def of(written, read):
+        def program():
+            h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+            part = view(h)
+            write(part if written == "part" else h)
+            ((part if read == "part" else h) * 3).sum().backward()
+
+        return program
+
+    assert warned(of("part", "part")) == warned(of("part", "whole")) == warned(of("whole", "part")) == ["NC208"]
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_what_nobody_reads_of_a_written_view_is_quiet(view):
+    def read_before():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        part = view(h)
+        y = part + 3
+        part.data.mul_(0.5)
+        y.sum().backward()
+
+    def another_part():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        one, other = h[:1], view(h[2:].repeat(2))
+        h[1:].data.mul_(0.5)
+        other.detach().mul_(0.5)
+        (one * 3).sum().backward()
+
+    assert warned(read_before) == warned(another_part) == []
 
 
 def test_what_a_checkpointed_region_keeps_of_its_second_run_is_not_taken_for_an_alias_of_the_programs():

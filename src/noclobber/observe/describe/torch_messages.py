@@ -68,9 +68,9 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Recor
         return named
     if made is None or made._sequence_nr() == graph.UNNUMBERED:
         return None
-    if _first_of_views(made).name() in _MANY_VIEWS:
+    if _first_of_views(made).name() in graph.MANY_VIEWS:
         raise RuntimeError(_MANY.format(number=number, name=_shown(made.name())))
-    return ("AsStridedBackward0", 0) if made.name() in _VIEWS else (made.name(), number)
+    return ("AsStridedBackward0", 0) if made.name() in graph.VIEWS else (made.name(), number)
 
 
 def is_by_its_own_operator(write: Record, handle: Handle) -> bool:
@@ -102,7 +102,7 @@ def stands_for_a_view(node: Node) -> bool:
 
 def _first_of_views(node: Node) -> Node:
     """Return the node that made the tensor at the start of a chain of views."""
-    while node.name() in _VIEWS and node.next_functions and node.next_functions[0][0] is not None:
+    while node.name() in graph.VIEWS and node.next_functions and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return node
 
@@ -121,7 +121,6 @@ def _named_since(handle: Handle) -> tuple[str, int] | None:
     return ("AsStridedBackward0", 0) if base is not None and base.grad_fn is not None else None
 
 
-_MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
 _REFUSED = "Output {number} of {name} is a view and its base or another view of its base has been modified inplace. "
 _OF_FUNCTION = _REFUSED + (
     "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic to "
@@ -131,16 +130,6 @@ _OF_FUNCTION = _REFUSED + (
 _MANY = _REFUSED + (
     "This view is the output of a function that returns multiple views. Such functions do not allow the output views "
     "to be modified inplace. You should replace the inplace operation by an out-of-place one."
-)
-
-
-_VIEWS = frozenset(
-    f"{name}Backward{number}"
-    for name in """
-    T Transpose Permute Select Slice View Alias AsStrided Diagonal Expand Narrow Real Imag ReshapeAlias Squeeze
-    Unfold Unsqueeze ViewAsComplex ViewAsReal
-    """.split()  # noqa: SIM905
-    for number in range(4)
 )
 
 

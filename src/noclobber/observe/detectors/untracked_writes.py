@@ -195,10 +195,11 @@ class UntrackedWrites:
     def taken_out(self, tensor: torch.Tensor, key: int, how: Alias) -> None:
         """Record that the program takes an alias outside of the graph, by `.data` or `.detach()`, of a tensor that
         requires grad, on the storage with this key."""
-        if self._is_given(key) or (target := _target(tensor)) is None:
+        whole = _whole(tensor)
+        if self._is_given(key) or (target := _target(whole)) is None:
             return
         self._context.attend(self._look, (target.key,))
-        self.taken.append(_Taken(get_ident(), target, how, _is_used(tensor, target)))
+        self.taken.append(_Taken(get_ident(), target, how, _is_used(whole, target)))
         everyone = list(self.taken)
         own = [one for one in everyone if one.thread == get_ident()]
         for one in own[:-_TAKEN] or everyone[:-_MOST]:
@@ -272,8 +273,7 @@ class UntrackedWrites:
         """Return the tensor of the graph that a write goes to, how the write is hidden from autograd, and whether a
         graph depended on the tensor before. None where no such tensor is known."""
         if not torch.is_grad_enabled():
-            whole = tensor._base if tensor._is_view() else tensor
-            if whole is not None and whole.requires_grad and (target := _target(whole)) is not None:
+            if (target := _target(_whole(tensor))) is not None:
                 return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad", True
         if tensor.requires_grad:
             return None
@@ -297,8 +297,7 @@ class UntrackedWrites:
 
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Record `tensor.data = value`. It cuts `value` off its own graph, and `tensor` may be a computed tensor."""
-        target = _target(tensor) if tensor.requires_grad else None
-        if target is None:
+        if (target := _target(tensor)) is None:
             return
         if target.identity:
             if value.requires_grad:
@@ -352,7 +351,9 @@ class UntrackedWrites:
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
         hooks, hooked, arrived = list[RemovableHandle](), dict[tuple[object, int], _Unseen](), list[Untracked]()
         passed = set[int]()  # the leaves of this graph
-        for node, following, index in _edges(backward.outputs):
+        edges = list(_edges(backward.outputs))
+        read_at = _times_of_reads(edges)
+        for node, following, index in edges:
             leaf = getattr(following, "variable", None)
             if (reached := hooked.get((following, index))) is not None:
                 pass
@@ -363,7 +364,7 @@ class UntrackedWrites:
                 reached = inner.get((graph.metadata(following).get(_MARK), output))
             else:
                 reached = None
-            if reached is not None and node is not None and node._sequence_nr() < reached.record.node:
+            if reached is not None and node is not None and read_at[node] < reached.record.node:
                 reached.initial = None
             elif node is None and reached is not None and reached.how == "detached":
                 pass  # nothing reads the values where backward begins: they may be for a log
@@ -459,14 +460,33 @@ def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Node | None, Node, int]]:
                 yield node, following, index
 
 
-def _target(tensor: torch.Tensor) -> _Target | None:
-    """Return the record of a tensor that requires grad; None for a view, and for a tensor without a storage.
+def _times_of_reads(edges: list[tuple[Node | None, Node, int]]) -> dict[Node, int]:
+    """Return when the nodes that pass gradients on read what they are of, as sequence numbers. A view reads nothing
+    when it is made: what is computed from it does."""
+    users: dict[Node, list[Node]] = {}
+    for node, following, _ in edges:
+        if node is not None:
+            users.setdefault(node, [])
+            users.setdefault(following, []).append(node)
+    times: dict[Node, int] = {}
+    for node in sorted(users, key=lambda one: -int(one._sequence_nr())):  # a node is made after what it is of
+        own = node._sequence_nr()
+        is_view = node.name() in graph.VIEWS or node.name() in graph.MANY_VIEWS
+        times[node] = max([own, *(times.get(one, own) for one in users[node])]) if is_view else own
+    return times
 
-    The node of a view must not be read: reading `grad_fn` of a view can make a failing program pass (torch 2.13;
-    tests/observe/test_never_wrong.py).
-    """
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a tensor is a view of. The node of a view must not be read: reading `grad_fn` of a view can make a
+    failing program pass (torch 2.13; tests/observe/test_never_wrong.py)."""
+    base = tensor._base if tensor._is_view() else None
+    return tensor if base is None else base
+
+
+def _target(tensor: torch.Tensor) -> _Target | None:
+    """Return the record of a tensor that is no view; None without a gradient, and without a storage."""
     key = storages.storage_key(tensor)
-    if key is None or tensor._is_view():
+    if key is None or not tensor.requires_grad or tensor._is_view():
         return None
     producer, storage, shown = tensor.grad_fn, storages.storage_ref(tensor), geometry(tensor)
     if producer is None:

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 
 UNNUMBERED = 2**64 - 1
 """The sequence number of AccumulateGrad nodes."""
+VIEWS = frozenset(
+    f"{name}Backward{number}"
+    for name in """
+    T Transpose Permute Select Slice View Alias AsStrided Diagonal Expand Narrow Real Imag ReshapeAlias Squeeze
+    Unfold Unsqueeze ViewAsComplex ViewAsReal
+    """.split()  # noqa: SIM905
+    for number in range(4)
+)
+"""The nodes of operators that give one view."""
+MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
+"""The nodes of operators that give several."""
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
 
 
