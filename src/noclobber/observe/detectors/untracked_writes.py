@@ -272,9 +272,8 @@ class UntrackedWrites:
     def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How, bool] | None:
         """Return the tensor of the graph that a write goes to, how the write is hidden from autograd, and whether a
         graph depended on the tensor before. None where no such tensor is known."""
-        if not torch.is_grad_enabled():
-            if (target := _target(_whole(tensor))) is not None:
-                return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad", True
+        if not torch.is_grad_enabled() and (target := _target(_whole(tensor))) is not None:
+            return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad", True
         if tensor.requires_grad:
             return None
         taken = reversed(self.taken.copy())  # other threads add to it
