@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from noclobber.model.reports.finding import Edit, Finding, Label
+from noclobber.model.reports.finding import Edit, Finding, Label, Suggestion
 from noclobber.model.reports.process import Process
 from noclobber.model.reports.report import Coverage, Report
 from noclobber.model.source import Span
@@ -264,6 +264,22 @@ def test_what_is_the_same_is_said_once_a_code() -> None:
     assert [text.count(one) for one in ("why", *words, "of 1", "of 2")] == [2, 2, 2, 2, 1]
     changed = replace(second, suggestions=second.suggestions[:1] + advice("or drop it"))
     assert render(Report((first, changed)), "full").count(words[0]) == 2
+
+
+def test_a_change_that_two_findings_have_is_shown_once() -> None:
+    file = File("a.py", {1: "h += 1", 2: "g += 1"})
+    both = (file.edit(1, "h += 1", "h = h + 1"), file.edit(2, "g += 1", "g = g + 1"))
+    found = [
+        stale(
+            file.write(line, file.lines[line], "here"),
+            file.save(3 - line, file.lines[3 - line], "there"),
+            suggestions=(Suggestion(f"bind anew in {line}", both),),
+        )
+        for line in file.lines
+    ]
+    text = render(Report(tuple(found)), "full")
+    assert text.count("h = h + 1") == 1
+    assert "help: bind anew in 2: a change above does so\n" in text
 
 
 def test_a_terminal_shows_the_worst_twenty() -> None:

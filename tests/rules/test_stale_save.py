@@ -116,7 +116,7 @@ def test_the_same_line_in_a_loop_is_counted() -> None:
     saved = save("SigmoidBackward0", "result", program.at("torch.sigmoid(h)"))
     finding = explain(clobber(saved, *(write("aten::add_", program.at("y += x"), order=5 + n) for n in range(3))))
     assert finding is not None
-    assert "the same line wrote 3 times before backward read it" in finding.notes
+    assert "3 writes at this line came before backward read it" in finding.notes
 
 
 def test_a_library_line_is_shown_inside() -> None:

@@ -264,8 +264,7 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
     fixed = Fixed(int(any(selection.is_severe(finding) for finding, _ in done.left)))
     fixed.words += [f"noclobber: searched and proven in {one}" for one in done.processes]
     for one in _together(done.repairs):
-        sign = "-" if (one.extra or 0) < 0 else "+"
-        extra = "" if one.extra is None else f" ({sign}{size(abs(one.extra))} kept for backward)"
+        extra = f" ({'-' if one.extra < 0 else '+'}{size(abs(one.extra))} kept for backward)" if one.extra else ""
         fixed.words += [_line(one.finding), f"  fix: {one.title}{extra}", f"  {one.level}: {one.proof}"]
     for one, patch in done.unproven:
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
@@ -339,7 +338,8 @@ def _summary(done: Repairs) -> str:
     repairs = _together(done.repairs)
     counts = Counter(one.level for one in repairs)
     words = [f"{counts[level]} fix{'es' * (counts[level] != 1)}, {level}" for level in Level if counts[level]]
-    left = f"{counted(len(done.left), 'finding')} left" if done.left else "nothing left to fix"
+    nothing = f"nothing {'else' if counts[Level.UNPROVEN] else 'left'} to fix"
+    left = f"{counted(len(done.left), 'finding')} left" if done.left else nothing
     return f"noclobber: {'; '.join([*(words or ['no proven fix']), left])}"
 
 

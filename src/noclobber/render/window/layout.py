@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.finding import Edit, Finding
 from noclobber.model.reports.report import Report
 from noclobber.model.seen.events import MOST_CALLS, MOST_MODULES
 from noclobber.model.source import cell_of
@@ -44,19 +44,26 @@ def worst(findings: Sequence[Finding], most: int) -> Sequence[Finding]:
 
 
 def said_once(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the findings, each without the notes and the help that one of the same code before it has too.
+    """Yield the findings, each without the notes and the help that one of the same code before it has too, and without
+    a change that one before it shows.
 
     Help in words is left out as a whole, as a later sentence may begin with "or".
     """
     said: set[tuple[str, ...]] = set()
+    shown: set[tuple[Edit, ...]] = set()
     for finding in findings:
         words = (finding.code, *(one.message for one in finding.suggestions if not one.edits))
         known = words in said
         yield replace(
             finding,
             notes=tuple(one for one in finding.notes if (finding.code, "note", one) not in said),
-            suggestions=tuple(one for one in finding.suggestions if one.edits or not known),
+            suggestions=tuple(
+                replace(one, message=f"{one.message}: a change above does so", edits=()) if one.edits in shown else one
+                for one in finding.suggestions
+                if one.edits or not known
+            ),
         )
+        shown.update(one.edits for one in finding.suggestions if one.edits)
         said.update((words, *((finding.code, "note", one) for one in finding.notes)))
 
 

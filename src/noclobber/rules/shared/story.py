@@ -80,7 +80,7 @@ def _followers(
         site = line_to_show(write)
         if not _same_place(write, first):
             others.setdefault(site.span() if site else None, write)
-    notes = [f"the same line wrote {counted(len(again) + 1, 'time')} before backward read it"] if again else []
+    notes = [f"{counted(len(again) + 1, 'write')} at this line came before backward read it"] if again else []
     if room > 0 and len(others) == 1:
         return write_label(next(iter(others.values())), clobber.save, verb=verb), tuple(notes)
     if others:
