@@ -63,6 +63,20 @@ with torch.no_grad():
     head.weight.copy_(w.t())
     encoder.weight.copy_(w)
 """
+SIGNS = """
+class Signs:
+    def __init__(self, net):
+        self.weights = list(net.parameters())
+        self.kept = [one.detach().clone() for one in self.weights]
+    def put(self):
+        for one in self.weights:
+            one.data.copy_(one.data.sign())
+    def restore(self):
+        for kept, one in zip(self.kept, self.weights):
+            one.data.copy_(kept)
+net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+signs = Signs(net)
+"""
 OPTIMIZERS = """
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
 """
@@ -221,6 +235,17 @@ def _waves(w):
 
 
 SOUND = {
+    "weights that a method puts back before the loss of a batch": SIGNS
+    + """
+def run():
+    w.grad = torch.zeros_like(w)
+    for goal in x.detach().split(1):
+        signs.put()
+        out = net(x)
+        signs.restore()
+        loss = F.mse_loss(out, goal.expand(3, 4))
+        loss.backward()
+""",
     "messages by pairs, which a comprehension hands to what only reads them": """
 class Messages:
     def __init__(self):
@@ -1573,6 +1598,26 @@ opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
 }
 READ_ELSEWHERE = {
+    "weights that a method puts back before a loss that reads them by another name": SIGNS
+    + """
+def run():
+    w.grad, held = torch.zeros_like(w), net.weight
+    signs.put()
+    out = net(x)
+    signs.restore()
+    loss = F.mse_loss(out, held[:3])
+    loss.backward()
+""",
+    "weights that a method puts back before a loss of what shows them": SIGNS
+    + """
+def run():
+    w.grad, shown = torch.zeros_like(w), net.weight.detach()[:3]
+    signs.put()
+    out = net(x)
+    signs.restore()
+    loss = F.mse_loss(out, shown)
+    loss.backward()
+""",
     "a row of a list that a method hands out, which another run keeps": """
 class Rows:
     def __init__(self):

@@ -4,8 +4,9 @@ A write that changes no byte in the runs that are compared may change some in a 
 that no statement in between reads what is written, by any name. That is known of few statements:
 
 - `backward` and `zero_grad`,
-- what prints numbers and tensors, or binds them to a name, or appends them to a list. Each tensor that is read there is
-  held by one name of the function and by nothing else, and the write does not mention that name.
+- what prints numbers and tensors, or binds them to a name, or appends them to a list. Each tensor that is read there
+  was seen to be of other memory when the write was made, or is held by one name of the function and by nothing else;
+  and the write does not mention that name.
 
 The write in turn, with what it calls in the program's files, may not depend on what the statements in between change:
 on a gradient, a name that they bind, a list that they append to, or the state of the generator of random numbers. And
@@ -53,6 +54,7 @@ from noclobber.syntax.tree import (
     functions,
     has_text_of_lines,
     last_line,
+    place_of,
     starts,
     walk,
     within,
@@ -61,6 +63,8 @@ from noclobber.syntax.writes import writes
 
 _LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await, *FUNCTION)
 """What changes its meaning, or cannot stand, in another place."""
+IsOwn = Callable[[ast.expr], bool]
+"""Whether the tensor of a name shares no memory with what is written."""
 
 
 def put_off(scene: Scene) -> Iterator[Change]:
@@ -221,7 +225,21 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
         return False
     if any(calls(row, *DRAWING) for row in between):
         return False  # the write may draw the next numbers
-    return all(_passes(file, row, used) for row in between)
+    apart = _apart(scene, file, between)
+
+    def is_own(one: ast.expr) -> bool:
+        return isinstance(one, ast.Name) and one.id not in used and (one.id in apart or owns(file, one.id, one))
+
+    return all(_passes(file, row, is_own) for row in between)
+
+
+def _apart(scene: Scene, file: File, rows: Sequence[ast.stmt]) -> set[str]:
+    """The variables of the function of some statements that were seen to share no memory with what is written, at each
+    write of a finding."""
+    scope = file.scope(rows[0])
+    places = [[(one.name, place_of(one.site)) for one in write.apart] for write in scene.finding.writes]
+    seen = [{name for name, at in some if at is not None and at.file.scope(at.node) is scope} for some in places]
+    return set[str].intersection(*seen) if seen else set()
 
 
 def _names(node: ast.AST, *, bound: bool) -> set[str]:
@@ -261,22 +279,23 @@ def _is_of_object(file: File, call: ast.Call) -> bool:
     return any(method.name == called(call) for one in classes for method in functions(one))
 
 
-def _passes(file: File, row: ast.stmt, used: set[str]) -> bool:
-    """Return True if a statement reads nothing that is held by a name of `used`, or by more than one name."""
+def _passes(file: File, row: ast.stmt, is_own: IsOwn) -> bool:
+    """Return True if a statement reads nothing that is written, as far as it is known of the names that it reads."""
     if isinstance(row, ast.If):
-        return _reads_own(file, row.test, used) and all(_passes(file, one, used) for one in (*row.body, *row.orelse))
+        arms = (*row.body, *row.orelse)
+        return _reads_own(file, row.test, is_own) and all(_passes(file, one, is_own) for one in arms)
     if isinstance(row, ast.Expr):
         call = row.value
         if isinstance(call, ast.Constant):
             return True
-        return isinstance(call, ast.Call) and (_is_backward(file, call, used) or _tells(file, call, used))
+        return isinstance(call, ast.Call) and (_is_backward(file, call, is_own) or _tells(file, call, is_own))
     if isinstance(row, (ast.Assign, ast.AugAssign)):
         targets = row.targets if isinstance(row, ast.Assign) else [row.target]
-        return all(isinstance(one, ast.Name) for one in targets) and _reads_own(file, row.value, used)
+        return all(isinstance(one, ast.Name) for one in targets) and _reads_own(file, row.value, is_own)
     return isinstance(row, ast.Pass)
 
 
-def _is_backward(file: File, call: ast.Call, used: set[str]) -> bool:
+def _is_backward(file: File, call: ast.Call, is_own: IsOwn) -> bool:
     """`loss.backward()`, `(a + b).backward(retain_graph=True)`, `scaler.scale(loss).backward()`, `opt.zero_grad()`.
 
     The bytes of what `backward` is called on are not read.
@@ -290,18 +309,16 @@ def _is_backward(file: File, call: ast.Call, used: set[str]) -> bool:
         return False
     if called(loss) == "scale" and isinstance(loss, ast.Call) and len(loss.args) == 1:
         loss = loss.args[0]
-    return bool(dotted(loss)) or _reads_own(file, loss, used)
+    return bool(dotted(loss)) or _reads_own(file, loss, is_own)
 
 
-def _tells(file: File, call: ast.Call, used: set[str]) -> bool:
+def _tells(file: File, call: ast.Call, is_own: IsOwn) -> bool:
     """`print(...)`, and `losses.append(...)` of what is a number or a new tensor."""
     is_told = dotted(call.func) == "print" or (called(call) == "append" and dotted(owner(call)) != "")
-    return is_told and all(_reads_own(file, one, used) for one in values(call))
+    return is_told and all(_reads_own(file, one, is_own) for one in values(call))
 
 
-def _reads_own(file: File, value: ast.expr, used: set[str]) -> bool:
-    """Return True if an expression computes only with numbers, and with tensors that one name alone holds."""
+def _reads_own(file: File, value: ast.expr, is_own: IsOwn) -> bool:
+    """Return True if an expression computes only with numbers, and with tensors that are not what is written."""
     found = operands(file, value)
-    return found is not None and all(
-        isinstance(one, ast.Name) and one.id not in used and owns(file, one.id, one) for one in found
-    )
+    return found is not None and all(map(is_own, found))

@@ -149,6 +149,8 @@ class Write:
     """Whether autograd was kept from seeing it (`no_grad`, `.data`), though what it wrote is computed from leaves."""
     holders: tuple[Holder, ...] | None = None
     """All names under which the program held the written bytes when this line wrote; None if that is not known."""
+    apart: tuple[Holder, ...] = ()
+    """Variables that held tensors of other memory whenever this line was seen to write."""
     modules: tuple[str, ...] = ()
     """The modules that were called when this line wrote, as far as it was seen: "net.blocks.0"."""
     calls: tuple[Site, ...] = ()

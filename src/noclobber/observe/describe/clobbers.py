@@ -363,6 +363,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 untracked=record.untracked and not record.in_backward,
                 again=again,
                 holders=seen.holders if seen else None,
+                apart=seen.apart if seen else (),
                 modules=seen.modules if seen else (),
                 calls=seen.calls if seen and not is_same_line else (),
             )

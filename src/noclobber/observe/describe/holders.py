@@ -83,11 +83,24 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
         if module := module_path(frame):
             known.modules = tuple(dict.fromkeys((*known.modules, module)))
         known.calls = known.calls or calls_to(frame)
+        apart = _apart(key, frame)
+        known.apart = tuple(apart if known.times == 1 else (one for one in known.apart if one in apart))
         del frame
     spent.append(time.thread_time() - begun)
     if not is_late or known.times == 1:
         known.holders = _both(known.holders, found)
     return True
+
+
+def _apart(key: int, frame: FrameType) -> dict[Holder, None]:
+    """Return the variables of the program's frames that hold tensors of other memory."""
+    frames = (one for one in outward(frame) if owner_of(one.f_code.co_filename) is Owner.USER)
+    held = ((Holder(name, Site(one.f_code, one.f_lasti)), value) for one in frames for name, value in _tensors_of(one))
+    return dict.fromkeys(holder for holder, value in held if storages.storage_key(value) not in (key, None))
+
+
+def _tensors_of(frame: FrameType) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value) for name, value in variables(frame).items() if type(value) in storages.PLAIN]
 
 
 def _both(known: tuple[Holder, ...] | None, found: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:

@@ -46,6 +46,7 @@ class Looked:
     """Kept, so that its id stays."""
     times: int = 0
     holders: tuple[Holder, ...] | None = ()
+    apart: tuple[Holder, ...] = ()
     modules: tuple[str, ...] = ()
     calls: tuple[Site, ...] = ()
 
