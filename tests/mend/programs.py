@@ -56,13 +56,6 @@ def run():
         loss_g.backward()
         opt_g.step()
 """
-FROZEN = """
-encoder, head = nn.Linear(4, 4, bias=False, dtype=torch.float64), nn.Linear(4, 4, bias=False, dtype=torch.float64)
-opt = torch.optim.SGD(head.parameters(), 0.1)
-with torch.no_grad():
-    head.weight.copy_(w.t())
-    encoder.weight.copy_(w)
-"""
 SIGNS = """
 class Signs:
     def __init__(self, net):
@@ -209,16 +202,6 @@ def _trained(x, w, optimizer):
         (((x @ w).tanh() @ w).tanh() * x).sum().backward()
         opt.step()
     return w.grad
-
-
-def _of_features(x, w):
-    """The gradient of the last of three steps of a layer whose input stays."""
-    features = torch.tanh(x @ w.t())
-    w = w.clone().requires_grad_()
-    for _ in range(3):
-        (gradient,) = torch.autograd.grad((features @ w).square().mean(), w)
-        w = (w - 0.1 * gradient).detach().requires_grad_()
-    return [torch.zeros_like(x), gradient]
 
 
 def _stepped_between(x, w):
@@ -2444,35 +2427,6 @@ def run():
 """,
         lambda x, w: [None, _after_decay(x.detach(), w.detach())],
     ),
-    "features of a network that nothing trains, before the loop of the steps": (
-        FROZEN
-        + """
-def run():
-    x.grad = torch.zeros_like(x)
-    features = torch.tanh(encoder(x.detach()))
-    for _ in range(3):
-        opt.zero_grad()
-        head(features).square().mean().backward()
-        opt.step()
-    w.grad = head.weight.grad.t()
-""",
-        _of_features,
-    ),
-    "such features as the argument of the function that trains": (
-        FROZEN
-        + """
-def train(features, turns):
-    for _ in range(turns):
-        opt.zero_grad()
-        head(features).square().mean().backward()
-        opt.step()
-def run():
-    x.grad = torch.zeros_like(x)
-    train(torch.tanh(encoder(x.detach())), 3)
-    w.grad = head.weight.grad.t()
-""",
-        _of_features,
-    ),
     "a forward that stands before the loop of its steps": (
         """
 def run():
@@ -2623,40 +2577,6 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
-    "features of a network that another optimizer trains later": FROZEN
-    + """
-slow = torch.optim.SGD(encoder.parameters(), 0.1)
-def run():
-    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
-    features = encoder(x.detach()).tanh()
-    for _ in range(3):
-        opt.zero_grad()
-        head(features).square().mean().backward()
-        opt.step()
-    slow.step()
-""",
-    "features of a network that is trained by hand": FROZEN
-    + """
-def run():
-    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
-    features = encoder(x.detach()).tanh()
-    for _ in range(3):
-        opt.zero_grad()
-        head(features).square().mean().backward()
-        opt.step()
-        encoder.weight.data -= 0.1
-""",
-    "features of what gradients are asked for": FROZEN
-    + """
-def run():
-    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
-    features = encoder(x.detach()).tanh()
-    for _ in range(3):
-        opt.zero_grad()
-        head(features).square().mean().backward()
-        opt.step()
-    print(encoder.weight.grad)
-""",
     "a step of an optimizer whose name another one has outside": NETS
     + OPTIMIZERS
     + STEPS.replace("def run():", "def train(opt_d, opt_g):")

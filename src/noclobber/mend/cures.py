@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from noclobber.mend.autograd.constants import detached_constants
 from noclobber.mend.autograd.declared import marked_dirty, saved_for_backward, tangent_in_place
 from noclobber.mend.autograd.detached_state import detached
 from noclobber.mend.autograd.modes import recorded
@@ -51,6 +52,7 @@ CURES: tuple[Mend, ...] = (
     marked_dirty,
     moved_in,
     summed,
+    detached_constants,
     detached,
     reordered,
     put_off,

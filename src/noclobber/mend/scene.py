@@ -198,11 +198,17 @@ class Scene:
         return dtype in _WIDE and (dtype not in _SINGLE or _WIDER.isdisjoint(names_used(file.tree)))
 
     def files(self) -> list[File]:
-        """The files of the user's own labels, then the modules that these import from beside them."""
-        paths = list(dict.fromkeys(one.span.path for one in self.finding.labels if one.role != "inside"))
-        own = [file for path in paths if (file := self.file(path)) is not None]
-        near = [file for one in own for path in _imported(one) if path not in paths and (file := self.file(path))]
-        return list({file.path: file for file in (*own, *near)}.values())
+        """The files of the user's own labels and of the calls that lead there, then the modules that these import from
+        beside them, and so on."""
+        labels = [one.span.path for one in self.finding.labels if one.role != "inside"]
+        paths = list(dict.fromkeys([*labels, *(one.span().path for one in self.finding.calls)]))
+        found: dict[str, File] = {}
+        while paths:
+            file = self.file(path) if (path := paths.pop(0)) not in found else None
+            if file is not None:
+                found[path] = file
+                paths += _imported(file)
+        return list({file.path: file for file in found.values()}.values())
 
 
 def _statement_on(file: File, line: int) -> ast.stmt | None:

@@ -5,9 +5,6 @@ loop around it steps an optimizer: no gradient can reach back over the step, who
 to the end of the loop, where the states are detached, and each runs the backward. Sound too where each turn of a loop
 has a loss of its own from one graph, and nothing steps meanwhile: the graph is kept. A sum of losses begins anew after
 its backward, where each backward comes after an addition; what is read of it elsewhere keeps its value.
-
-What was made before the loop of what no optimizer has is a constant of the loop, and is detached before it. That is
-sound where the files read gradients of other modules only, so that nobody misses those of the leaves behind it.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
 from noclobber.mend.holders.seen import begins_anew
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
-from noclobber.mend.order.steps import tells_gradients_apart
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause
 from noclobber.model.seen.clobber import Clobber
@@ -70,7 +66,6 @@ def detached(scene: Scene) -> Iterator[Change]:
     summed = list(_summed_anew(scene)) if scene.is_freed else []
     if scene.is_freed or scene.reads_first():
         yield from summed or (*_carried(scene), *(_kept_in_place(scene) if scene.is_freed else ()))
-        yield from _constants(scene)
     elif scene.steps():
         yield from islice(_handed_over(scene), MOST_DETACHED)
     once = scene.finding.cause is Cause.BUILT_ONCE and calls(last_read(scene)[1], "step")
@@ -112,40 +107,6 @@ def _carried(scene: Scene) -> Iterator[Change]:
         for more in [retained, *[[]] * bool(retained)]:
             is_sound = is_known and not later and more is retained and not _is_left_with(end, texts)
             yield from change(title, [*more, edit], 1 + later + (more is not retained), is_sound=is_sound)
-
-
-def _constants(scene: Scene) -> Iterator[Change]:
-    """Detach what no turn of the loop around the backward changes: where it is made, if nothing reads it before the
-    loop, else on a line before the loop."""
-    (read, loop), event = last_read(scene), scene.finding.event
-    if read is None or loop is None or not isinstance(event, Refusal) or event.apart is None:
-        return
-    file = read.file
-    lines = [_detaching(file, read, event.site, one) for one in event.carried]
-    if not all(lines) or any(is_renewed(event.site, one) is not False for one in event.carried):
-        return
-    made = [_made_before(file, loop, one) for one in event.carried]
-    edits = [append(file, value, ".detach()") for value in made if value is not None]
-    left = dict.fromkeys(line for line, value in zip(lines, made, strict=True) if value is None)
-    edit = before(file, loop, *left) if left and file.indent(loop) is not None else None
-    names = listed([f"`{one.name}`" for one in event.carried])
-    is_sound = event.are_all_carried and not any(
-        tells_gradients_apart(one, {*event.apart}, [*walk(one.tree, ast.stmt)]) for one in scene.files()
-    )
-    title = f"detach {names}: no optimizer steps what {'it is' if len(lines) == 1 else 'they are'} computed from"
-    yield from change(title, [*edits, *[edit] * bool(left)], 1, is_sound=is_sound, way="constant")
-
-
-def _made_before(file: File, loop: Loop, state: Carried) -> ast.expr | None:
-    """What makes a variable in the block of a loop, or around it, if nothing reads it between the two."""
-    scope = file.scope(loop)
-    bound = [file.above[one] for one in uses(scope, state.name, ast.Store)] if state.kind == "name" else []
-    row = bound[0] if len(bound) == 1 else None
-    if not isinstance(row, ast.Assign) or len(row.targets) > 1:
-        return None
-    read = [one for one in uses(scope, state.name, ast.Load) if starts(one) < starts(loop)]
-    is_above = any(row in file.block(one) for one in (loop, *file.around(loop)) if isinstance(one, ast.stmt))
-    return row.value if is_above and not read and row.lineno < loop.lineno else None
 
 
 def _goes_on_elsewhere(file: File, around: Loop | Function) -> bool:

@@ -295,7 +295,7 @@ def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second
     if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
         return False
     made = bound_to(file, theirs, step)
-    if tells_gradients_apart(file, _stepped_by(file, made) if made is not None else set(), rows[:first]):
+    if _tells_gradients_apart(file, _stepped_by(file, made) if made is not None else set(), rows[:first]):
         return False
     names = {ast.unparse(mine), ast.unparse(theirs)}
     apart = {one.name for one in _optimizers(scene) if one.is_apart}
@@ -350,9 +350,9 @@ def _owners(node: ast.AST) -> list[ast.expr]:
     return [of for of in owned if of is not None and last_name(of) not in ("itertools", "chain")]
 
 
-def tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
-    """Return True if a file freezes parameters, has hooks, or may read gradients of others than some modules. It clips
-    them only in the statements `above`, and what it sets it may read."""
+def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
+    """Return True if a file freezes parameters, has hooks, or may read gradients of other than some modules: those that
+    the backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
     words = (one.value for one in walk(file.tree, ast.Constant))
     given = (one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad")
     placed = (one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1)
@@ -373,11 +373,7 @@ def tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) 
 
 
 def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
-    """`net.fc.weight.grad`, and `p.grad` of `{name: p.grad for name, p in net.named_parameters()}`, where `net` is one
-    of some modules."""
-    of_one = any(dotted(read.value).startswith(f"{one}.") for one in modules)
-    if of_one and first_name(read.value) not in ("self", *parameters(file.scope(read))):
-        return True
+    """`p.grad` of `{name: p.grad for name, p in net.named_parameters()}`, where `net` is one of some modules."""
     turns = [
         each for one in file.around(read) for each in getattr(one, "generators", [one] if isinstance(one, FOR) else ())
     ]

@@ -218,7 +218,7 @@ class Refusal:
     """Whether nothing but these states leads to the freed graph."""
     apart: tuple[str, ...] | None = None
     """Known where these states are constants: none has a new value, and no optimizer has, and nothing has written, the
-    leaves that they come from. The names that the program has for modules without these leaves."""
+    leaves that they come from. The names that the program has for modules without these leaves, and other tensors."""
     holders: tuple[Holder, ...] | None = None
     """As of a `Write`, for what was not written; so are `modules` and `calls`."""
     modules: tuple[str, ...] = ()

@@ -68,12 +68,15 @@ def have_changed(leaves: Sequence[torch.Tensor], since: int, memory: Memory) -> 
     return not optimizers or any(storage_key(one) in keys for each in optimizers for one in _stepped(each))
 
 
-def modules_without(leaves: Sequence[torch.Tensor], frame: FrameType | None) -> tuple[str, ...]:
-    """Return the names that the program has for modules which have none of these leaves."""
+def names_apart(leaves: Sequence[torch.Tensor], frame: FrameType | None) -> tuple[str, ...]:
+    """Return the names that the program has for modules which have none of these leaves, and for tensors that are none
+    of them."""
     keys, names = set(map(storage_key, leaves)), dict[str, bool]()
     for held in reachable(user_frames(frame)):
-        if isinstance(held.value, torch.nn.Module):
-            has_one = any(storage_key(one) in keys for one in held.value.parameters())
+        module = held.value if isinstance(held.value, torch.nn.Module) else None
+        inside = [held.value] if isinstance(held.value, torch.Tensor) else module.parameters() if module else ()
+        if module is not None or isinstance(held.value, torch.Tensor):
+            has_one = any(storage_key(one) in keys for one in inside)
             names[held.name] = names.get(held.name, False) or has_one
     return tuple(name for name, has_one in names.items() if not has_one)
 

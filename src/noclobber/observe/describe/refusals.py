@@ -23,6 +23,7 @@ from noclobber.observe.core.seen.records import Backward, Record, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders, optimizers, stale_views
+from noclobber.observe.describe.called import calls_to
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.frames import frame_above, outward
@@ -239,7 +240,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         leaves = optimizers.leaves_behind([edge.node for edge in edges])
         since = max(int(edge.node._sequence_nr()) for edge in edges)
         if not optimizers.have_changed(leaves, since, memory):
-            apart = optimizers.modules_without(leaves, sys._getframe(1))
+            apart = optimizers.names_apart(leaves, sys._getframe(1))
     carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
     return Refusal(
         message,
@@ -254,6 +255,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         carried=states,
         are_all_carried=are_all,
         apart=apart,
+        calls=calls_to(sys._getframe(1)) if apart is not None else (),
     )
 
 

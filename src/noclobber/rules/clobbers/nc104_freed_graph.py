@@ -38,14 +38,15 @@ Notes
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 
-from noclobber.model.reports.finding import Cause, Finding, Label, label
+from noclobber.model.reports.finding import Cause, Cure, Finding, Label, Suggestion, label
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Event
 from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
-from noclobber.rules.shared.account import account
+from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.carrying import built_once, steps_between, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.refusing import says
@@ -75,7 +76,6 @@ _EACH = "a backward frees what its graph saved, so each backward needs a forward
 _STEPPED = (
     "; `retain_graph=True` does not help here, because the step changes the weights that the graph was built with"
 )
-_OF_CONSTANTS = ", or no graph: no optimizer has what {} comes from"
 _SHARED = "backward reaches into a part of the graph that another backward has freed"
 _DETACH = "detach the state that is carried over, at the end of each iteration: "
 _NO_GRAD = "or, if no gradient should flow through it, write it inside `with torch.no_grad():`"
@@ -102,10 +102,10 @@ def _explained(event: Refusal) -> Finding:
     states = event.carried if event.are_all_carried else ()
     once = event.written is None and not event.shared and built_once(event.site, event.saved, states)
     if once and event.apart is not None and event.are_all_carried:
-        constants = carrying.states(event)
-        first = f"detach before the loop what no optimizer changes: {', '.join(map(carrying.detached, constants))}"
-        note = _EACH + _OF_CONSTANTS.format(" and ".join(f"`{one.name}`" for one in constants))
-        return _finding(replace(event, carried=()), _ONCE, [first, f"or {_FORWARD}"], note, Cause.BUILT_ONCE)
+        names = " and ".join(f"`{one.name}`" for one in carrying.states(event))
+        constant = f"or detach {names}, if it is a constant: no optimizer has what it comes from"
+        helped: list[Help] = [_FORWARD, Suggestion(constant, cure=Cure.CONSTANT)]
+        return _finding(replace(event, carried=()), _ONCE, helped, _EACH, Cause.BUILT_ONCE)
     if once:
         stepped = steps_in_loop(event.site)
         helps = [_FORWARD, *[_CONSTANT] * (not repeated)]
@@ -150,7 +150,7 @@ def _note(repeated: bool | None) -> str:
     )
 
 
-def _finding(event: Refusal, headline: str, helps: list[str], note: str, cause: Cause | None = None) -> Finding:
+def _finding(event: Refusal, headline: str, helps: Sequence[Help], note: str, cause: Cause | None = None) -> Finding:
     notes = [*carrying.notes(event), *[note] * (note != "")]
     return account(headline, _labels(event), notes=notes, helps=helps, cause=cause)
 
