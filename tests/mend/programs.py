@@ -1192,6 +1192,21 @@ def run():
     opts["g"].step()
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
+    "a step before a loss of what a module with a capital gave": """
+D, g = nn.Sequential(nn.Linear(4, 1)).double(), nn.Linear(4, 4, dtype=torch.float64)
+opt_d, opt_g = torch.optim.SGD(D.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+def run():
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+    score = D(g(x.detach()))
+    opt_d.zero_grad()
+    score.mean().backward(retain_graph=True)
+    opt_d.step()
+    loss_g = -score.mean()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+    x.grad, w.grad = g.weight.detach()[:3].clone(), D[0].weight.detach().expand(4, 4).clone()
+""",
     "a step before a backward": NETS
     + OPTIMIZERS
     + TURNS
@@ -4408,6 +4423,24 @@ def run():
     drawn = torch.randn(3, dtype=torch.float64)
     loss.backward()
     print(drawn.sum().item())
+""",
+    "a step before a loss of what an object with a capital gives": NETS
+    + OPTIMIZERS
+    + """
+class Scores(dict):
+    __getattr__ = dict.__getitem__
+def run():
+    fake = g(x.detach())
+    kept = -d(fake).mean()
+    score = Scores(mean=lambda: d(fake.detach()).mean())
+    opt_d.zero_grad()
+    score.mean().backward()
+    opt_d.step()
+    loss_g = kept - score.mean()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "a forward between step and backward": NETS
     + OPTIMIZERS
