@@ -137,6 +137,20 @@ def _by_two_turns(x):
     return cell.weight_hh.grad
 
 
+def _by_one_turn_of_rnn(x):
+    """The gradient of the third step of a cell, whose state goes on without its graph."""
+    torch.manual_seed(0)
+    torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    cell = torch.nn.RNNCell(4, 4, dtype=torch.float64)
+    opt, h = torch.optim.SGD(cell.parameters(), 0.1), x
+    for _ in range(3):
+        opt.zero_grad()
+        h = cell(x, h.detach())
+        h.square().sum().backward()
+        opt.step()
+    return cell.weight_hh.grad
+
+
 def _attacked(x, w):
     """The gradients of the sum of (x + delta) w, where delta was moved by two steps."""
     delta = torch.zeros_like(x)
@@ -1821,6 +1835,39 @@ def run():
     w.grad = cell.weight_hh.grad
 """,
         lambda x, w: [None, _by_two_turns(x.detach())],
+    ),
+    "a state that gets its next value from a variable of each turn": (
+        """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = x.detach()
+    for _ in range(3):
+        h = cell(x.detach(), state)
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+        state = h
+    w.grad = cell.weight_hh.grad
+""",
+        lambda x, w: [None, _by_one_turn_of_rnn(x.detach())],
+    ),
+    "a state of two variables that are both read": (
+        """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = other = x.detach()
+    for _ in range(3):
+        h = cell(x.detach(), state) + 0 * other
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+        state = h
+        other = h
+    w.grad = cell.weight_hh.grad
+""",
+        lambda x, w: [None, _by_one_turn_of_rnn(x.detach())],
     ),
     "both parts of the state of a cell": (
         """
@@ -4119,6 +4166,45 @@ def run():
         opt.zero_grad()
         (h @ w).square().sum().backward(retain_graph=True)
         opt.step()
+""",
+    "a state that gets the next value from a variable of some turns": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = x.detach()
+    for turn in range(4):
+        h = cell(x.detach(), state)
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+        if turn % 2:
+            state = h
+""",
+    "a state that another function reads before the turn binds it": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h = x.detach()
+    def turned():
+        return cell(x.detach(), h)
+    for _ in range(3):
+        h = turned()
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+""",
+    "a state of a variable and a list that are both read": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h = x.detach()
+    kept = [h]
+    for _ in range(3):
+        y = cell(x.detach(), kept[0]) + h
+        opt.zero_grad()
+        y.square().sum().backward()
+        opt.step()
+        kept[0] = h = y
 """,
     "a state carried over turns of which every second one steps": """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)
