@@ -2059,6 +2059,27 @@ def run():
 """,
         lambda x, w: torch.autograd.grad(torch.sin(torch.sin(x @ w) + 1).sum(), [x, w]),
     ),
+    "a buffer of a part of a module that moves on between two regions": (
+        """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stages[1].steps += 1
+    h.sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(torch.sin(torch.sin(x @ w) + 1).sum(), [x, w]),
+    ),
     "updates by hand, and gradients that are zeroed": (
         """
 def step(x, w):
@@ -3308,6 +3329,42 @@ def run():
     for _ in range(2):
         h = checkpoint(stage, h, use_reentrant=False)
         stage.steps += 1
+    h.sum().backward()
+""",
+    "a row of a buffer of a part, between two regions": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stages[1].steps[0] += 1
+    h.sum().backward()
+""",
+    "a buffer of a part of a list, by another number for the same": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h, stage = x @ w, [stages]
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stage[0][1].steps += 1
     h.sum().backward()
 """,
     "a buffer that its module gives a name": """
