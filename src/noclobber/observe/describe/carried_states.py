@@ -97,11 +97,9 @@ def _apart(names: list[Held]) -> list[list[Held]]:
     return own if len(own) > 1 and all(one.kind == "name" for one in names) else [names]
 
 
-def _place(held: Held) -> tuple[object, ...]:
+def _place(held: Held) -> tuple[int, str]:
     """What holds a tensor, whatever its name there: a variable, or an attribute or an item of an object."""
-    if held.owner is None:
-        return held.name, held.scopes
-    return id(held.owner), re.split(r"[.\[]", held.name)[-1]
+    return (0 if held.owner is None else id(held.owner)), re.split(r"[.\[]", held.name)[-1]
 
 
 def _whole(held: Held, known: set[int]) -> Literal["", "list", "dict", "tuple"]:
