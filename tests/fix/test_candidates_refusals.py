@@ -195,6 +195,8 @@ def test_a_function_is_given_a_clone_or_declares_its_write() -> None:
     found = changes("NC207", FUNCTION, write="t.mul_(3)", read="Triple.apply(x)")
     assert found[0] == "y = Triple.apply(x.clone())"
     assert "ctx.mark_dirty(t)" in found
+    returned = FUNCTION.replace("return t\n", "return t.clone()\n")
+    assert "ctx.mark_dirty(t)\nreturn t" in changes("NC207", returned, write="t.mul_(3)", read="Triple.apply(x)")
 
 
 def test_a_backward_makes_new_tensors() -> None:

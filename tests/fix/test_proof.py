@@ -214,6 +214,8 @@ def test_an_update_with_what_other_leaves_have_a_part_in_is_not_proven(bench):
     it = bench(text)
     update = it.judged(("w[0] = v[0] * 2", "w.data[0] = (v[0] * 2).detach()"))
     assert (update.right, update.level, update.comparable) == (True, Level.UNPROVEN, True)
+    assert "depends on other leaves" in update.proof
+    assert "gradients of its own" not in update.proof
     computed = it.judged(("w[0] = v[0] * 2", "h = w.clone(); h[0] = v[0] * 2"), ("(w * w)", "(h * h)"))
     assert computed.level is Level.CHECKED
 
@@ -235,6 +237,7 @@ def test_a_program_that_makes_gradients_of_its_own_is_checked_where_forward_mode
     verdict = bench(text).judged(("w += 0.3", "v = w + 0.3"), ("w * 2", "v * 2"))
     assert verdict.right
     assert verdict.level is Level.UNPROVEN
+    assert "gradients of its own" in verdict.proof
 
 
 def test_what_a_hook_writes_is_compared_with_a_run_that_hands_out_clones(bench):

@@ -151,6 +151,20 @@ def _by_two_turns(x):
     return cell.weight_hh.grad
 
 
+def _by_one_turn_of_rnn(x):
+    """The gradient of the third step of a cell, whose state goes on without its graph."""
+    torch.manual_seed(0)
+    torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    cell = torch.nn.RNNCell(4, 4, dtype=torch.float64)
+    opt, h = torch.optim.SGD(cell.parameters(), 0.1), x
+    for _ in range(3):
+        opt.zero_grad()
+        h = cell(x, h.detach())
+        h.square().sum().backward()
+        opt.step()
+    return cell.weight_hh.grad
+
+
 def _attacked(x, w):
     """The gradients of the sum of (x + delta) w, where delta was moved by two steps."""
     delta = torch.zeros_like(x)
@@ -1217,6 +1231,21 @@ def run():
     opts["g"].step()
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
+    "a step before a loss of what a module with a capital gave": """
+D, g = nn.Sequential(nn.Linear(4, 1)).double(), nn.Linear(4, 4, dtype=torch.float64)
+opt_d, opt_g = torch.optim.SGD(D.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
+def run():
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+    score = D(g(x.detach()))
+    opt_d.zero_grad()
+    score.mean().backward(retain_graph=True)
+    opt_d.step()
+    loss_g = -score.mean()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+    x.grad, w.grad = g.weight.detach()[:3].clone(), D[0].weight.detach().expand(4, 4).clone()
+""",
     "a step before a backward": NETS
     + OPTIMIZERS
     + TURNS
@@ -1852,6 +1881,39 @@ def run():
 """,
         lambda x, w: [None, _by_two_turns(x.detach())],
     ),
+    "a state that gets its next value from a variable of each turn": (
+        """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = x.detach()
+    for _ in range(3):
+        h = cell(x.detach(), state)
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+        state = h
+    w.grad = cell.weight_hh.grad
+""",
+        lambda x, w: [None, _by_one_turn_of_rnn(x.detach())],
+    ),
+    "a state of two variables that are both read": (
+        """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = other = x.detach()
+    for _ in range(3):
+        h = cell(x.detach(), state) + 0 * other
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+        state = h
+        other = h
+    w.grad = cell.weight_hh.grad
+""",
+        lambda x, w: [None, _by_one_turn_of_rnn(x.detach())],
+    ),
     "both parts of the state of a cell": (
         """
 cell = nn.LSTMCell(4, 4, dtype=torch.float64)
@@ -2038,6 +2100,27 @@ def run():
     for _ in range(2):
         h = checkpoint(stage, h, use_reentrant=False)
         stage.steps += 1
+    h.sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(torch.sin(torch.sin(x @ w) + 1).sum(), [x, w]),
+    ),
+    "a buffer of a part of a module that moves on between two regions": (
+        """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stages[1].steps += 1
     h.sum().backward()
 """,
         lambda x, w: torch.autograd.grad(torch.sin(torch.sin(x @ w) + 1).sum(), [x, w]),
@@ -3293,6 +3376,42 @@ def run():
         stage.steps += 1
     h.sum().backward()
 """,
+    "a row of a buffer of a part, between two regions": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stages[1].steps[0] += 1
+    h.sum().backward()
+""",
+    "a buffer of a part of a list, by another number for the same": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h, stage = x @ w, [stages]
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stage[0][1].steps += 1
+    h.sum().backward()
+""",
     "a buffer that its module gives a name": """
 from torch.utils.checkpoint import checkpoint
 
@@ -4150,6 +4269,45 @@ def run():
         (h @ w).square().sum().backward(retain_graph=True)
         opt.step()
 """,
+    "a state that gets the next value from a variable of some turns": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = x.detach()
+    for turn in range(4):
+        h = cell(x.detach(), state)
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+        if turn % 2:
+            state = h
+""",
+    "a state that another function reads before the turn binds it": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h = x.detach()
+    def turned():
+        return cell(x.detach(), h)
+    for _ in range(3):
+        h = turned()
+        opt.zero_grad()
+        h.square().sum().backward()
+        opt.step()
+""",
+    "a state of a variable and a list that are both read": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    h = x.detach()
+    kept = [h]
+    for _ in range(3):
+        y = cell(x.detach(), kept[0]) + h
+        opt.zero_grad()
+        y.square().sum().backward()
+        opt.step()
+        kept[0] = h = y
+""",
     "a state carried over turns of which every second one steps": """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)
 opt = torch.optim.SGD(cell.parameters(), 0.1)
@@ -4453,6 +4611,24 @@ def run():
     drawn = torch.randn(3, dtype=torch.float64)
     loss.backward()
     print(drawn.sum().item())
+""",
+    "a step before a loss of what an object with a capital gives": NETS
+    + OPTIMIZERS
+    + """
+class Scores(dict):
+    __getattr__ = dict.__getitem__
+def run():
+    fake = g(x.detach())
+    kept = -d(fake).mean()
+    score = Scores(mean=lambda: d(fake.detach()).mean())
+    opt_d.zero_grad()
+    score.mean().backward()
+    opt_d.step()
+    loss_g = kept - score.mean()
+    opt_g.zero_grad()
+    loss_g.backward()
+    opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
     "a forward between step and backward": NETS
     + OPTIMIZERS

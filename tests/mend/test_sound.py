@@ -116,6 +116,9 @@ def test_cures_go_by_no_words_and_give_what_is_sound_first(tmp_path, body):
     tried = [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in findings]
     assert [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in told] == tried
     for finding in found:
+        ordered = candidates(finding, source_text)
+        for at, one in enumerate(ordered):
+            assert not (one.is_sound and any({*one.edits} < {*more.edits} for more in ordered[:at]))
         for cure in cures.CURES:
             sound = [one.is_sound for one in cure(Scene(finding, source_text))]
             assert sound[:1] == [True] or finding.writes[1:] or not any(sound), cure

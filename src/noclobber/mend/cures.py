@@ -129,11 +129,15 @@ def readings(finding: Finding, read: Callable[[str], str]) -> list[Change]:
 
 
 def _distinct(found: Iterable[Change]) -> Iterator[Change]:
-    """The changes without those whose edits another one has: the one that is sound, else the cheapest, stays."""
+    """The changes without those whose edits another one has: the one that is sound, else the cheapest, stays, at the
+    least cost."""
     best: dict[object, Change] = {}
     for one in found:
         key = frozenset((edit.span, edit.replacement) for edit in one.edits)
         other = best.get(key)
-        if one.edits and (other is None or (one.is_sound, -one.cost) > (other.is_sound, -other.cost)):
+        if one.edits and other is not None:
+            first = max(other, one, key=lambda each: (each.is_sound, -each.cost))
+            best[key] = replace(first, cost=min(one.cost, other.cost))
+        elif one.edits:
             best[key] = one
     yield from best.values()

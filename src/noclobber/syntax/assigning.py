@@ -7,8 +7,19 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 
-from noclobber.syntax.names import dotted, is_declared, targets, unindexed
-from noclobber.syntax.tree import File, Function, file_at, functions, walk, within
+from noclobber.model.source import Site
+from noclobber.syntax.names import (
+    binds,
+    dotted,
+    is_declared,
+    is_own,
+    names_bound,
+    parameters,
+    targets,
+    unindexed,
+    uses,
+)
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Loop, file_at, functions, place_of, walk, within
 
 Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
 Set = tuple[File, Assignment, ast.expr]
@@ -61,3 +72,31 @@ def computes_from_itself(row: Assignment, name: str) -> bool:
     if isinstance(row, ast.AugAssign):
         return True
     return any(_is(one, name) for one in walk(row.value, ast.expr)) if row.value is not None else False
+
+
+def is_fresh(site: Site | None, name: str) -> bool:
+    """Return True if each turn of the loop around a site, or each run of its function, binds a variable before it reads
+    it: then it hands nothing on."""
+    place = place_of(site)
+    scope = place.file.scope(place.node) if place is not None else None
+    if place is None or scope is None or not is_own(scope, name):
+        return False
+    loop = next(iter(place.file.loops(place.node)), None)
+    if loop is not None:
+        return begins_anew(loop, name)
+    return isinstance(scope, FUNCTION) and name not in parameters(scope) and uses(scope, name, ast.Store) != []
+
+
+def begins_anew(loop: Loop, name: str) -> bool:
+    """Return True if each turn of a loop binds the name before it reads it."""
+    if isinstance(loop, FOR) and name in names_bound(loop.target):
+        return True
+    if isinstance(loop, ast.While) and loads(loop.test, name):
+        return False
+    first = next((row for row in loop.body if name in names_bound(row)), None)
+    return isinstance(first, ast.Assign) and binds(first, name) and not loads(first.value, name)
+
+
+def loads(node: ast.AST, name: str) -> list[ast.Name]:
+    """Where a node reads a plain name, in functions inside it too."""
+    return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]

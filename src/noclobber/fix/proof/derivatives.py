@@ -26,6 +26,9 @@ _DISAGREES = (
     "values are detached"
 )
 _OF_ITS_OWN = "its gradient is not that of forward mode, but the program makes gradients of its own"
+_OF_OTHERS = (
+    "the value that it writes depends on other leaves, and no run shows whether these should get a gradient through it"
+)
 _FURTHEST = 32
 """The last backward call that is compared with the patched program's own central differences."""
 _CENTRAL = f"central differences of its own loss along {forward_mode.DIRECTIONS} random directions"
@@ -113,7 +116,8 @@ def by_derivative(
     if not known and (how := _own_agreement(stage.after, alone)):
         proof = f"{loss}; {how}; {BEYOND}"
         return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
-    return replace(without_gradients(result, f"{loss}; ", _OF_ITS_OWN if known else _DISAGREES), comparable=True)
+    lacking = (_OF_ITS_OWN if reference.result.custom else _OF_OTHERS) if known else _DISAGREES
+    return replace(without_gradients(result, f"{loss}; ", lacking), comparable=True)
 
 
 def _agreement(

@@ -63,8 +63,9 @@ class _Attempt:
 
     @property
     def clean(self) -> list[_Tried]:
-        """The proven candidates that leave nothing to fix."""
-        return [one for one in self.proven if one.verdict.clean]
+        """The proven candidates that leave nothing to fix, without those that do more than another one of them."""
+        clean = [one for one in self.proven if one.verdict.clean]
+        return [one for one in clean if not _does_more(one.candidate, clean)]
 
     def ordered(self) -> list[_Tried]:
         """Return the best first: by cost if every gradient was compared, else the likeliest first."""
@@ -180,6 +181,8 @@ class RepairSearch:
                 told = True
             if waiting and len(running) < (AT_ONCE if attempt.proven or attempt.failed else 1):
                 candidate = waiting.popleft()
+                if _does_more(candidate, attempt.clean):
+                    continue
                 self._tell(f"trying {len(found) - len(waiting)} of {len(found)}: {candidate.title}")
                 if (one := self._begun(candidate, attempt)) is not None:
                     running.append(one)
@@ -245,6 +248,11 @@ class RepairSearch:
             note += "; the gradient is the same whether it follows the write or leaves it out"
         verdict, there = best.verdict, self._done.patch.unpatched(finding)
         return Repair(there, best.candidate.title, extra, verdict.proof, verdict.level, note)
+
+
+def _does_more(candidate: Change, clean: list[_Tried]) -> bool:
+    """Return True if some of the edits of a candidate are enough. A sound one is as it should be."""
+    return not candidate.is_sound and any({*one.candidate.edits} < {*candidate.edits} for one in clean)
 
 
 def _to_fix(result: Result) -> list[Finding]:

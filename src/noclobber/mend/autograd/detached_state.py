@@ -16,7 +16,6 @@ from itertools import islice
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
-from noclobber.mend.holders.seen import begins_anew
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause
@@ -25,6 +24,7 @@ from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site
 from noclobber.model.units import listed
 from noclobber.rules.shared.carrying import is_carried, is_renewed, sum_of_turns
+from noclobber.syntax.assigning import begins_anew
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import (
     binds,
@@ -94,7 +94,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
-    is_known &= not _goes_on_elsewhere(file, around)
+    is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in event.carried)
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in event.carried]
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in event.carried))
     if isinstance(around, LOOP):  # what each turn makes before it reads it, no turn hands on

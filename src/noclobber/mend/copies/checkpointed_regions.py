@@ -125,8 +125,21 @@ def _drifts_by(scene: Scene, file: File, name: str) -> bool:
     event, writes = scene.finding.event, scene.writes()
     if not isinstance(event, Drift) or event.moved or event.raised or event.repeated or not event.writes:
         return False
-    lines = {one.statement.lineno for one in writes if one.file is file and one.name == name}
-    return all(one.name == name for one in writes) and scene.lines_written(file) <= lines
+    lines = {one.statement.lineno for one in writes if one.file is file and _path(one) == name}
+    return all(_path(one) == name for one in writes) and scene.lines_written(file) <= lines
+
+
+def _path(write: WriteSyntax) -> str:
+    """What is written, by the names that its module has for it: "head.1.value" for `head[1].value`."""
+    return write.name or _named(write.target)
+
+
+def _named(node: ast.expr | None) -> str:
+    inner = getattr(node, "value", None)
+    last = node.attr if isinstance(node, ast.Attribute) else None
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        last = str(node.slice.value)
+    return dotted(node) or (f"{_named(inner)}.{last}" if last and _named(inner) else "")
 
 
 def _writes_own(file: File, buffer: str) -> bool:
@@ -164,13 +177,20 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
         if len(call.args) < 2 or has_stars(call) or not is_given(call, "use_reentrant", False):
             continue
         net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
-        written = next((one.name for one in scene.writes() if one.name.rpartition(".")[0] == net), "")
-        key = (written or scene.name).rpartition(f"{net.rpartition('.')[2]}.")[2]
+        names = {one.tensor.name for one in scene.finding.writes}
+        seen = [one for one in scene.writes() if one.name or _path(one) in names]
+        paths = {_path(one): one.base or one.target for one in seen}
+        written = next((one for one in paths if one.startswith(f"{_named(call.args[0])}.")), "")
+        key = written.removeprefix(f"{_named(call.args[0])}.")
+        key = key or scene.name.rpartition(f"{net.rpartition('.')[2]}.")[2]
         is_known, ways = key != scene.name, []
         # For a module that a loop leads to, the path is not known; the last name may still be right.
         own = key if is_known else key.rpartition(".")[2]
-        if own.replace(".", "_").isidentifier():
-            ways.append((f"a copy of its `{own}`", f'{{"{own}": {net}.{own}.clone()}}'))
+        text = f"{net}.{own}" if own.replace(".", "_").isidentifier() else ""
+        if not text and (held := paths.get(written)) is not None:
+            text = file.source(held)
+        if text:
+            ways.append((f"a copy of its `{own}`", f'{{"{own}": {text}.clone()}}'))
         if not is_known or not ways:
             ways.append((f"copies of its {what}", copies_of(net, what)))
         start, end = file.span(call.args[0]), file.span(call.args[-1])
@@ -178,7 +198,8 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
             text = f"torch.func.functional_call, {net}, {copies}, {in_tuple(texts)}"
             edit = Edit(Span(file.path, start.line, start.column, end.end_line, end.end_column), text)
             is_sound = bool(written) and not more and what == OWN["buffer"] and _drifts_by(scene, file, written)
-            is_sound &= not _writes_own(file, key) and key not in _OF_NORMS and not ELSEWHERE.search(file.text)
+            last = key.rpartition(".")[2]
+            is_sound &= not _writes_own(file, last) and last not in _OF_NORMS and not ELSEWHERE.search(file.text)
             is_sound &= has_torch(file) and all(one.arg in _OPTIONS for one in call.keywords) and net != "self"
             yield Change(f"run `{net}` on {title}", (edit,), 4 + more, Cure.CLONE_ARGUMENT, is_sound)
 

@@ -88,9 +88,16 @@ def is_tensors(file: File, call: ast.Call, *, of: frozenset[str] = METHODS) -> b
     name, on = called(call), owner(call)
     own = (each.name for one in walk(file.tree, ast.ClassDef) for each in functions(one))
     set_here = (one.attr for one in walk(file.tree, ast.Attribute) if isinstance(one.ctx, ast.Store))
-    made = called(bound_to(file, on, call)) if on is not None else ""
-    is_object = made[:1].isupper() and not made.endswith(("Parameter", "Buffer", "Tensor", "Variable"))
+    made = bound_to(file, on, call) if on is not None else None
+    is_class = called(made)[:1].isupper() and (made is None or not _is_of_module(file, made))
+    is_object = is_class and not called(made).endswith(("Parameter", "Buffer", "Tensor", "Variable"))
     return not is_object and name not in own and name not in set_here
+
+
+def _is_of_module(file: File, call: ast.Call) -> bool:
+    """Whether what is called is a module, as in `D = nn.Linear(2, 1)` and `D(x)`, and no class."""
+    made = module_called(file, call)
+    return called(made) in MODULES | PASSING | {"Sequential"} or forward_of(file, called(made)) is not None
 
 
 def is_item_of_new(file: File, target: ast.expr, where: ast.AST) -> bool:

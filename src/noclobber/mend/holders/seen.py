@@ -12,6 +12,7 @@ from collections.abc import Container, Sequence
 from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.events import Holder, Refusal, without_indexes
 from noclobber.model.source import Owner, owner_of
+from noclobber.syntax.assigning import begins_anew, loads
 from noclobber.syntax.names import (
     binds,
     called_by,
@@ -92,12 +93,12 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     scope = file.scope(row)
     if any(map(looks_around, walk(scope, ast.Call))) or not is_own(scope, name):
         return False
-    loads = _loads(row, name)
-    if any(is_in_comprehension(file, one) for one in loads):
+    read = loads(row, name)
+    if any(is_in_comprehension(file, one) for one in read):
         return False
     if any(one.target.id == name for one in walk(row, ast.NamedExpr)):
         return False  # it may be bound before the write
-    if len(loads) > 1 if at is None else any(_is_read_later(file, row, one, at) for one in loads):
+    if len(read) > 1 if at is None else any(_is_read_later(file, row, one, at) for one in read):
         return False
     if binds(row, name):
         return True
@@ -152,17 +153,3 @@ def _is_read_later(file: File, row: ast.stmt, use: ast.Name, at: ast.AST) -> boo
 def _is_in(one: ast.expr, loop: Loop) -> bool:
     """Return True if each turn of a loop reads a name; what a `for` goes through is read before."""
     return starts(loop.body[0] if isinstance(loop, FOR) else loop) <= starts(one) < ends(loop)
-
-
-def _loads(node: ast.AST, name: str) -> list[ast.Name]:
-    return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
-
-
-def begins_anew(loop: Loop, name: str) -> bool:
-    """Return True if each turn of a loop binds the name before it reads it."""
-    if isinstance(loop, FOR) and name in names_bound(loop.target):
-        return True
-    if isinstance(loop, ast.While) and _loads(loop.test, name):
-        return False
-    first = next((row for row in loop.body if name in names_bound(row)), None)
-    return isinstance(first, ast.Assign) and binds(first, name) and not _loads(first.value, name)

@@ -184,6 +184,8 @@ class Carried:
     """For an item: what it is in, if that holds nothing but tensors."""
     is_renewed: bool = True
     """Whether it holds its next value by now, and not the tensor of the older graph, which may be made just once."""
+    is_alone: bool = True
+    """Whether nothing else that lasts holds the tensor."""
 
 
 @dataclass(frozen=True, slots=True)

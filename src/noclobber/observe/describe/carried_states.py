@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,7 +17,7 @@ from noclobber.observe.describe.tensor_names import user_frames
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
-from noclobber.syntax.assigning import computes_from_itself, set_in
+from noclobber.syntax.assigning import computes_from_itself, is_fresh, set_in
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -33,7 +34,7 @@ class Edge(NamedTuple):
 
 
 def carried(
-    edges: list[Edge], boundary: int, frame: FrameType | None, memory: Memory
+    edges: list[Edge], boundary: int, site: Site | None, frame: FrameType | None, memory: Memory
 ) -> tuple[tuple[Carried, ...], bool, set[int | None]]:
     """Return the states that lead along these edges, from a graph of now to nodes before `boundary`, by short names;
     whether each edge is known to be of one of them; and the keys of their storages.
@@ -42,10 +43,11 @@ def carried(
     tensor, or its next value. Then one statement made both, and both nodes are of one kind, with one shape, and as many
     nodes were made from each of them until its backward, or both saved at one place. Or a statement computes the state
     from itself, in a few operations: another may have made its first value. What is not known to be a state in one of
-    these ways is left out.
+    these ways is left out. So are variables that hand nothing on, by what the source says at the `site` of the
+    backward, where other states lead along all of these edges.
     """
     distances = {edge: boundary - edge.node._sequence_nr() for edge in edges}
-    now, found, known = engine_state.next_node(), dict[int, list[Held]](), set[Edge]()
+    now, leading = engine_state.next_node(), list[tuple[Held, list[Edge]]]()
 
     def leads_there(edge: Edge, node: Node, held: Held) -> bool:
         if (node, held.value.output_nr) == edge:
@@ -61,13 +63,18 @@ def carried(
             if held.kind == "attribute" and not can_hold_another(held):
                 continue
             node = _node_of(held.value)
-            leading = [] if node is None else [edge for edge in edges if leads_there(edge, node, held)]
-            if leading:
-                found.setdefault(id(held.value), []).append(held)
-                known.update(leading)
-    states = tuple(_state(names, edges, set(found)) for names in list(found.values())[:_MOST_STATES])
+            there = [] if node is None else [edge for edge in edges if leads_there(edge, node, held)]
+            leading += [(held, there)] * bool(there)
+    lasting = [one for one in leading if not is_fresh(site, re.split(r"\W", one[0].name)[0])]
+    known = {edge for _, there in leading for edge in there}
+    found = dict[int, list[Held]]()
+    for held, _ in lasting if known == {edge for _, there in lasting for edge in there} else leading:
+        found.setdefault(id(held.value), []).append(held)
+    states = tuple(
+        _state(some, edges, set(found)) for names in list(found.values())[:_MOST_STATES] for some in _apart(names)
+    )
     are_all = bool(edges) and known == set(edges) and len(found) <= _MOST_STATES
-    return states, are_all, {storages.storage_key(names[0].value) for names in found.values()}
+    return states, are_all, {storages.storage_key(held.value) for held, _ in leading}
 
 
 def _state(names: list[Held], edges: list[Edge], known: set[int]) -> Carried:
@@ -78,7 +85,21 @@ def _state(names: list[Held], edges: list[Edge], known: set[int]) -> Carried:
     variable = next((one.name for one in names if one.kind == "name"), "")
     held = next((one for one in names if one.kind != "name"), names[0])
     scopes = tuple(Site(code, 0) for code in held.scopes)
-    return Carried(held.name, held.kind, scopes, variable if held.kind != "name" else "", _whole(held, known), renewed)
+    whole, variable = _whole(held, known), variable if held.kind != "name" else ""
+    return Carried(held.name, held.kind, scopes, variable, whole, renewed, len(set(map(_place, names))) == 1)
+
+
+def _apart(names: list[Held]) -> list[list[Held]]:
+    """Return each variable by itself, where a tensor has no other names and the code uses several: all hand it on."""
+    codes = names[0].scopes
+    used = {name for code in codes for name in (*code.co_names, *code.co_varnames, *code.co_freevars)}
+    own = [[one] for one in names if one.scopes == codes and one.name in used]
+    return own if len(own) > 1 and all(one.kind == "name" for one in names) else [names]
+
+
+def _place(held: Held) -> tuple[int, str]:
+    """What holds a tensor, whatever its name there: a variable, or an attribute or an item of an object."""
+    return (0 if held.owner is None else id(held.owner)), re.split(r"[.\[]", held.name)[-1]
 
 
 def _whole(held: Held, known: set[int]) -> Literal["", "list", "dict", "tuple"]:

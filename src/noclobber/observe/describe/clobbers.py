@@ -163,7 +163,7 @@ def _carried(node: Node | None, backward: Backward, memory: Memory) -> tuple[tup
     if node is None or not node._sequence_nr() < boundary:
         return (), False
     edges = carried_states.edges_into(graph.roots_of(backward.outputs), boundary, lambda one: one is node)
-    return carried_states.carried(edges, boundary, sys._getframe(1), memory)[:2]
+    return carried_states.carried(edges, boundary, site_of(backward.place), sys._getframe(1), memory)[:2]
 
 
 def _with_unseen(

@@ -233,7 +233,8 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]
     is_state = repeated is False and not shared
     none: tuple[tuple[Carried, ...], bool, set[int | None]] = ((), False, set())
-    found = carried_states.carried(edges, boundary, sys._getframe(1), memory) if is_state else none
+    site = site_of(backward.place)
+    found = carried_states.carried(edges, boundary, site, sys._getframe(1), memory) if is_state else none
     states, are_all, keys = found
     apart = None
     if states and not any(one.is_renewed for one in states):
@@ -244,7 +245,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
     return Refusal(
         message,
-        site_of(backward.place),
+        site,
         saved=site_of(place),
         written=site_of(carrying.place) if carrying else None,
         saved_node=newest.name() if newest is not None else None,
