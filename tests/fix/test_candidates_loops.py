@@ -195,3 +195,69 @@ def test_a_forward_of_another_loop_is_repeated() -> None:
     text = next(iter(mended("NC104", source, read="loss.backward(retain_graph=True)")))
     assert "    out = net(x)\n    opt.zero_grad()\n" in text
     assert text.count("out = net(x)") == 2
+
+
+NESTED = """
+    def evaluate(x):
+        return net(x)
+    opt = SGD(net.parameters(), 0.1)
+    {before}
+    out = evaluate(x)
+    for _ in range(2):
+        opt.zero_grad()
+        for part in parts:
+            loss = mse_loss(out[part], y)
+            loss.backward(retain_graph=True)
+        opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "is_kept"),
+    [
+        ("y = evaluate(z).detach()", False),
+        ("with torch.no_grad():\n        y = evaluate(z)", True),
+        ("y = played(z)", True),
+        ("y = targets(z)", True),
+    ],
+)
+def test_the_innermost_loop_gets_a_forward_of_a_function_and_no_constant(before: str, is_kept: bool) -> None:
+    playing = """
+    @torch.no_grad()
+    def played(x):
+        return net(x)
+    def targets(x):
+        with torch.inference_mode():
+            return net(x)
+    """
+    source = playing + NESTED.format(before=before)
+    found = mended("NC103", source, read="loss.backward(retain_graph=True)", write="opt.step()")
+    moved = [one for one in found if "    for part in parts:\n        out = evaluate(x)\n        loss" in one]
+    assert moved
+    assert all(("    y = evaluate(z)" in one) <= is_kept for one in moved)
+    assert "loss.backward()" in moved[0]
+
+
+CLOSURE = """
+    opt = LBFGS(net.parameters())
+    {before}
+    def closure():
+        \"\"\"A loss.\"\"\"
+        opt.zero_grad()
+        loss = mse_loss(net.head(out), y)
+        loss.backward()
+        return loss
+    opt.step(closure)
+"""
+
+
+def test_a_closure_begins_with_its_forward() -> None:
+    found = moved(CLOSURE.format(before="out = net(x)"))
+    assert found is not None
+    assert 'A loss."""\n    out = net(x)\n    opt.zero_grad()\n' in found
+    assert "0.1)\nout" not in found
+
+
+@pytest.mark.parametrize("said", ["out = net(x)\n    opt = LBFGS(out)", "loss = y\n    out = net(loss)"])
+def test_a_closure_has_no_forward_of_what_it_binds(said: str) -> None:
+    assert moved(CLOSURE.format(before=said).replace("def closure():", "def closure(opt=opt):")) is None

@@ -2543,6 +2543,93 @@ def run():
 """,
         lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.Adam)],
     ),
+    "a forward of a function that stands before two loops of its steps": (
+        """
+def twice(given):
+    return ((given @ w).tanh() @ w).tanh()
+def rows(n):
+    order = torch.randperm(n)
+    yield order[:n]
+def run():
+    opt = torch.optim.SGD([w], lr=0.1)
+    given = x.detach()
+    h = twice(given)
+    for _ in range(3):
+        for index in rows(len(given)):
+            opt.zero_grad()
+            loss = (h[index] * given[index]).sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.SGD)],
+    ),
+    "a forward of a method that stands before two loops of its steps": (
+        """
+class Learner:
+    def __init__(self, net):
+        self.net = net
+        self.opt = torch.optim.Adam(net.parameters(), 0.1)
+    def evaluate(self, given):
+        return torch.tanh(self.net(torch.tanh(self.net(given))))
+    def loss(self, h, given):
+        return torch.min(h * given, h * given + 1).sum()
+    def fit(self, given):
+        h = self.evaluate(given)
+        for _ in range(3):
+            for part in (slice(0, 3),):
+                loss = self.loss(h[part], given[part])
+                self.opt.zero_grad()
+                loss.backward(retain_graph=True)
+                nn.utils.clip_grad_norm_(self.net.parameters(), 100.0)
+                self.opt.step()
+def run():
+    net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.copy_(w.t())
+    Learner(net).fit(x.detach())
+    w.grad = net.weight.grad.t()
+""",
+        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.Adam)],
+    ),
+    "a forward that stands before the closure of its steps": (
+        """
+def run():
+    opt = torch.optim.SGD([w], lr=0.1)
+    given = x.detach()
+    h = ((given @ w).tanh() @ w).tanh()
+    def closure():
+        opt.zero_grad()
+        loss = (h * given).sum()
+        loss.backward()
+        return loss
+    for _ in range(3):
+        opt.step(closure)
+""",
+        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.SGD)],
+    ),
+    "a state that each turn makes anew and hands over": (
+        """
+cell = nn.LSTMCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+class State:
+    def __init__(self, h, c):
+        self.h, self.c = h, c
+class Learner:
+    pass
+def run():
+    learner = Learner()
+    learner.state = State(x.detach(), x.detach())
+    for _ in range(3):
+        h, c = cell(x.detach(), (learner.state.h, learner.state.c))
+        latent = State(h, c)
+        opt.zero_grad()
+        latent.h.square().sum().backward()
+        opt.step()
+        learner.state = latent
+    w.grad = cell.weight_hh.grad[:4]
+""",
+        lambda x, w: [None, _by_one_turn(x.detach())],
+    ),
     "weights stepped by hand in a generator": (
         """
 def updates(weights):
@@ -2660,6 +2747,330 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a forward with dropout, before two loops of its steps": """
+first, last = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+net = nn.Sequential(first, nn.Dropout(0.5), nn.Tanh(), last)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward with batch norm, before two loops of its steps": """
+first, last = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
+net = nn.Sequential(first, nn.BatchNorm1d(4, dtype=torch.float64), nn.Tanh(), last)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward of a function that counts, before two loops of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+seen = []
+def ev(t):
+    seen.append(1)
+    return net(t) / len(seen)
+def run():
+    h = ev(x.detach())
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward of a function that keeps its results, before two loops of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+import functools
+@functools.lru_cache
+def ev(t):
+    return net(t)
+given = x.detach()
+def run():
+    h = ev(given)
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward under two names, before two loops of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def ev(t):
+    return net(t)
+def run():
+    h = ev(x.detach())
+    old = h
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - old[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward and a clone of it, before two loops of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    old = h.clone()
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - old[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "two forwards of a function, before two loops of their steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def ev(t):
+    return net(t)
+def run():
+    h = ev(x.detach())
+    old = ev(x.detach()) * 1
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - old[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward without gradients beside one, before two loops of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def ev(t):
+    return net(t)
+def run():
+    with torch.no_grad():
+        old = ev(x.detach())
+    h = ev(x.detach())
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - old[index]).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward whose result is read in each outer turn": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    h = net(x.detach())
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+        print(h.sum())
+""",
+    "two forwards, one before each loop of their steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+head = nn.Linear(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD([*net.parameters(), *head.parameters()], 0.1)
+def run():
+    f = net(x.detach())
+    for _ in range(2):
+        h = head(f)
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            h[index].square().sum().backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward before a loop whose generator sets a mode": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def parts():
+    for i in range(2):
+        net.eval()
+        yield slice(i, i + 2)
+def run():
+    h = net(x.detach())
+    for _ in range(2):
+        for index in parts():
+            opt.zero_grad()
+            loss = (h[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward of what an iterator gives, before two loops of its steps": """
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    given = iter([x.detach(), x.detach()])
+    h = net(torch.stack(list(given)).sum(0))
+    for _ in range(2):
+        for index in (slice(0, 2), slice(1, 3)):
+            opt.zero_grad()
+            loss = (h[index] - 1).square().sum()
+            loss.backward(retain_graph=True)
+            opt.step()
+""",
+    "a forward whose method the loss calls again": """
+class Learner:
+    def __init__(self, net):
+        self.net = net
+        self.opt = torch.optim.SGD(net.parameters(), 0.1)
+    def evaluate(self, given):
+        return self.net(given)
+    def loss(self, h, given):
+        return (h - self.evaluate(given)).square().sum()
+    def fit(self, given):
+        goal = given
+        h = self.evaluate(given)
+        for _ in range(2):
+            for part in (slice(0, 2), slice(1, 3)):
+                loss = self.loss(h[part], goal[part])
+                self.opt.zero_grad()
+                loss.backward(retain_graph=True)
+                self.opt.step()
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+def run():
+    Learner(net).fit(x.detach())
+""",
+    "a forward beside a target of a method": """
+class Learner:
+    def __init__(self, net):
+        self.net = net
+        self.opt = torch.optim.SGD(net.parameters(), 0.1)
+    def evaluate(self, given):
+        return self.net(given)
+    def loss(self, h, given):
+        return (h - given).square().sum()
+    def fit(self, given):
+        goal = self.evaluate(given)
+        h = self.evaluate(given)
+        for _ in range(2):
+            for part in (slice(0, 2), slice(1, 3)):
+                loss = self.loss(h[part], goal[part])
+                self.opt.zero_grad()
+                loss.backward(retain_graph=True)
+                self.opt.step()
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+def run():
+    Learner(net).fit(x.detach())
+""",
+    "a forward whose model the method of the loss sets": """
+class Learner:
+    def __init__(self, net):
+        self.net = net
+        self.opt = torch.optim.SGD(net.parameters(), 0.1)
+    def evaluate(self, given):
+        return self.net(given)
+    def loss(self, h, given):
+        self.net.eval()
+        return (h - given).square().sum()
+    def fit(self, given):
+        goal = given
+        h = self.evaluate(given)
+        for _ in range(2):
+            for part in (slice(0, 2), slice(1, 3)):
+                loss = self.loss(h[part], goal[part])
+                self.opt.zero_grad()
+                loss.backward(retain_graph=True)
+                self.opt.step()
+net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
+def run():
+    Learner(net).fit(x.detach())
+""",
+    "a forward before a closure that is called with other inputs": """
+emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
+opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
+def run():
+    given = x.detach().clone()
+    phi = emb(given).tanh()
+    def closure():
+        opt.zero_grad()
+        loss = head(phi).square().mean()
+        loss.backward()
+        return loss
+    for _ in range(2):
+        opt.step(closure)
+        given.mul_(2)
+""",
+    "a forward before a closure that is called elsewhere too": """
+emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
+opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
+def run():
+    phi = emb(x.detach()).tanh()
+    def closure():
+        opt.zero_grad()
+        loss = head(phi).square().mean()
+        loss.backward()
+        return loss
+    closure()
+    opt.step(closure)
+""",
+    "a forward before a closure, read after it": """
+emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
+opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
+def run():
+    phi = emb(x.detach()).tanh()
+    def closure():
+        opt.zero_grad()
+        loss = head(phi).square().mean()
+        loss.backward()
+        return loss
+    opt.step(closure)
+    print(phi.sum())
+""",
+    "a forward before a closure that runs its model again": """
+emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
+opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
+def run():
+    phi = emb(x.detach()).tanh()
+    def closure():
+        opt.zero_grad()
+        loss = head(phi + emb(x.detach())).square().mean()
+        loss.backward()
+        return loss
+    opt.step(closure)
+""",
+    "a state of which more is kept than is handed over": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = torch.zeros(3, 4, dtype=torch.float64)
+    kept = []
+    for turn in range(4):
+        h = cell(x.detach(), state)
+        loss = h.square().sum() + sum(one.sum() for one in kept)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        state = h
+        kept[:] = [h * 2]
+""",
+    "a state that only some turns hand over": """
+cell = nn.RNNCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = torch.zeros(3, 4, dtype=torch.float64)
+    kept = []
+    for turn in range(4):
+        if turn % 2 == 0:
+            h = cell(x.detach(), state)
+        loss = h.square().sum()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        state = h
+""",
     "a step of an optimizer whose name another one has outside": NETS
     + OPTIMIZERS
     + STEPS.replace("def run():", "def train(opt_d, opt_g):")

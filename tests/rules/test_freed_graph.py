@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from noclobber.model.reports.finding import Finding
@@ -197,6 +199,44 @@ def test_a_graph_from_before_the_loop_is_built_again_in_it(
     retaining = "pass `retain_graph=True` to `backward`: no optimizer steps in this loop"
     assert [retaining in one.message for one in kept.suggestions].index(True) == (1 if repeated else 0)
     assert ("or detach what is a constant in the loop" in helped(stepped)) == (not repeated)
+
+
+def test_a_closure_that_a_step_calls_is_a_loop_also_where_a_function_of_it_goes_backward() -> None:
+    program = Program("""
+        def slope(u):
+            return grad(u.sum(), x)
+        phi = net(x)
+        def closure():
+            loss = slope(head(phi)).sum() + phi.sum()
+            loss.backward()
+            return loss
+        opt.step(closure)
+    """)
+    state = Carried("phi", "name", (Site(program.at("net(x)").code, 0),), is_renewed=False)
+    for read in ("loss.backward()", "grad(u.sum(), x)"):
+        event = Refusal(MESSAGE, program.at(read), saved=program.at("net(x)"), call="backward", repeated_root=False)
+        finding = explain(replace(event, carried=(state,), are_all_carried=True))
+        assert finding is not None
+        assert finding.message == ONCE.replace("loop", "closure")
+        assert [one.message for one in finding.suggestions] == [
+            "run the forward inside the closure, so that each backward has its own graph",
+            "or detach what is a constant in the closure (a target, an old log-probability): `t = t.detach()`",
+        ]
+
+
+def test_what_each_turn_makes_anew_and_hands_over_is_not_named_beside_the_state() -> None:
+    program = Program("""
+        for x in data:
+            latent = cell(x, learner.state.h)
+            latent.h.sum().backward()
+            opt.step()
+            learner.state = latent
+    """)
+    site = program.at("latent.h.sum().backward()")
+    states = tuple(Carried(name, "attribute", (Site(site.code, 0),)) for name in ("latent.h", "learner.state.h"))
+    finding = explain(Refusal(MESSAGE, site, call="backward", repeated_root=False, carried=states))
+    assert finding is not None
+    assert finding.suggestions[0].message.endswith(": `learner.state.h = learner.state.h.detach()`")
 
 
 @pytest.mark.parametrize(

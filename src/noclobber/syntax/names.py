@@ -212,12 +212,13 @@ def only_binding(file: File, scope: ast.AST, name: str) -> ast.Assign | None:
     return bound[0] if len(bound) == 1 and isinstance(bound[0], ast.Assign) and len(bound[0].targets) == 1 else None
 
 
-def is_own(scope: ast.AST, name: str) -> bool:
-    """Whether a variable is only that of a scope: no function in it uses it, no `match` binds it, and it is of no other
-    scope."""
+def is_own(scope: ast.AST, name: str, but: ast.AST | None = None) -> bool:
+    """Whether a variable is only that of a scope: no function in it uses it, or only one, no `match` binds it, and it
+    is of no other scope."""
     if any(getattr(one, "name", "") == name for one in within(scope, ast.MatchAs, ast.MatchStar)):
         return False
-    inside = (one for one in nested(scope) if name in names_bound(one) and not _has_another(one, name))
+    inside = (one for one in nested(scope) if one is not but and name in names_bound(one))
+    inside = (one for one in inside if not _has_another(one, name))
     return next(inside, None) is None and not is_declared(scope, name)
 
 

@@ -16,6 +16,8 @@ Placed = ast.stmt | ast.expr | ast.keyword | ast.arg | ast.alias
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = Function | ast.Lambda | ast.Module
 Loop = ast.For | ast.AsyncFor | ast.While
+Turns = Loop | Function
+"""What runs again and again: a loop, or a closure that the step of an optimizer calls."""
 With = ast.With | ast.AsyncWith
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 FOR = (ast.For, ast.AsyncFor)

@@ -32,7 +32,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
 )
-from noclobber.syntax.tree import FOR, File, Loop, functions, starts, walk
+from noclobber.syntax.tree import FOR, LOOP, File, Turns, functions, starts, walk
 
 _OF_GRAPHS = ("grad_fn", "is_leaf", "requires_grad", "param_groups", "add_param_group")
 """Names that tell a constant from a tensor in a graph, or hand an optimizer more."""
@@ -61,7 +61,7 @@ def detached_constants(scene: Scene) -> Iterator[Change]:
     yield from change(title, edits, 1, Cure.CONSTANT, is_sound=True, way="constant")
 
 
-def _detached(file: File, loop: Loop, state: Carried) -> Edit | None:
+def _detached(file: File, loop: Turns, state: Carried) -> Edit | None:
     """The edit for one constant; None unless it is bound once, or an argument, and read in the loop alone."""
     name, scope = state.name, file.scope(loop)
     is_argument = name in parameters(scope)
@@ -72,7 +72,7 @@ def _detached(file: File, loop: Loop, state: Carried) -> Edit | None:
     if not inside or len(found) != len(inside) + len(stored) or state.kind not in ("name", "attribute"):
         return None
     if is_argument:
-        is_plain = not stored and is_own(scope, name) and file.indent(loop) is not None
+        is_plain = isinstance(loop, LOOP) and not stored and is_own(scope, name) and file.indent(loop) is not None
         return before(file, loop, f"{name} = {name}.detach()") if is_plain else None
     row = file.above[stored[0]] if len(stored) == 1 else None
     is_first = isinstance(row, ast.Assign) and len(row.targets) == 1 and starts(row) < starts(loop)

@@ -68,7 +68,9 @@ def detached(scene: Scene) -> Iterator[Change]:
         yield from summed or (*_carried(scene), *(_kept_in_place(scene) if scene.is_freed else ()))
     elif scene.steps():
         yield from islice(_handed_over(scene), MOST_DETACHED)
-    once = scene.finding.cause is Cause.BUILT_ONCE and calls(last_read(scene)[1], "step")
+    turns = last_read(scene)[1]
+    steps = isinstance(turns, FUNCTION) or calls(turns, "step")
+    once = scene.finding.cause is Cause.BUILT_ONCE and steps
     if scene.is_freed and not once and scene.finding.cause is not Cause.CARRIED:
         yield from _retained(scene)
 
@@ -87,18 +89,19 @@ def _carried(scene: Scene) -> Iterator[Change]:
     is_loop = isinstance(around, LOOP)
     if not isinstance(around, (*LOOP, *FUNCTION)) or not (is_loop or around is file.above[read.row]):
         return
-    site = event.read.site if isinstance(event, Clobber) else event.site
-    lines = [_detaching(file, read, site, one) for one in event.carried]
+    carried, site = event.carried, (event.read.site if isinstance(event, Clobber) else event.site)
+    lines = [_detaching(file, read, site, one) for one in carried]
     texts = list(dict.fromkeys(filter(None, lines)))
-    renewed = [is_renewed(site, one) for one in event.carried]
+    renewed = [is_renewed(site, one) for one in carried]
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
-    is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in event.carried)
-    sets = [_sets_always(file, around.body, one.variable or one.name) for one in event.carried]
-    is_known &= False not in sets and (is_loop or all(one.is_renewed for one in event.carried))
+    is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in carried)
+    sets = [_sets_always(file, around.body, one.variable or one.name) for one in carried]
+    is_known &= False not in sets and (is_loop or all(one.is_renewed for one in carried))
     if isinstance(around, LOOP):  # what each turn makes before it reads it, no turn hands on
-        is_known &= not any(begins_anew(around, one.name) for one in event.carried)
+        is_known &= not any(begins_anew(around, one.name) for one in carried)
+    is_known &= not any(_goes_on_beside(around, read.row, name) for one in carried for name in (one.name, one.variable))
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((rows[-1], around.body[-1]))):
@@ -116,6 +119,20 @@ def _goes_on_elsewhere(file: File, around: Loop | Function) -> bool:
         return any(starts(one) > ends(around) for one in calls(file.scope(around), "backward", "grad"))
     region = file.class_of(around) or around
     return calls(region, around.name) != [] or len(calls(region, "backward", "grad")) > 1
+
+
+def _goes_on_beside(around: Loop | Function, read: ast.stmt, state: str) -> bool:
+    """Return True if what is handed over to a state may reach the next turn in another way: `state = h`, where a turn
+    may keep the `h` of an earlier one, or where anything else below the backward reads it."""
+    for row in walk(around, ast.Assign):
+        given, names = dotted(row.value), [one for one in map(dotted, row.targets) if one]
+        if given and state and any(f"{state}.".startswith(f"{one}.") for one in names):
+            root = given.partition(".")[0]
+            read_on = [one for one in walk(around, ast.Name) if one.id == root and one.lineno > last_line(read)]
+            is_anew = not isinstance(around, LOOP) or begins_anew(around, root)
+            if not is_anew or len(read_on) > (row.lineno > read.lineno):
+                return True
+    return False
 
 
 def _is_left_with(end: ast.stmt, texts: list[str]) -> bool:
@@ -174,7 +191,8 @@ def _sets(file: File, row: ast.stmt, name: str) -> bool | None:
         return None if all(_sets(file, one, name) is None for one in walk(row, ast.stmt) if one is not row) else False
     if any(one.target.id == name for one in walk(row, ast.NamedExpr)):
         return False  # its condition, or no item, may leave it out
-    return not _may_keep(file, row, name) if name in map(dotted, targets(row)) else None
+    own = next((one for one in map(dotted, targets(row)) if one and f"{name}.".startswith(f"{one}.")), "")
+    return not _may_keep(file, row, own) if own else None
 
 
 def _may_keep(file: File, row: ast.stmt, name: str) -> bool:

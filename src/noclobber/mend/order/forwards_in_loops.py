@@ -1,4 +1,5 @@
-"""A forward that stands before a loop in which each turn calls `backward`: its lines moved into the loop.
+"""A forward that stands before loops in which each turn calls `backward`: its lines moved into the innermost loop. A
+closure that an optimizer calls again and again is a loop as well.
 
 Each turn then computes its loss with the current weights. This is what is meant only if the loss gets its gradient from
 these lines alone: where the loop runs the same model, the value from before the loop may be meant as a constant.
@@ -16,7 +17,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.making import module_called
+from noclobber.mend.holders.making import function_called, module_called
 from noclobber.mend.order.run_again import (
     OF_MODELS,
     OF_VALUES,
@@ -24,12 +25,15 @@ from noclobber.mend.order.run_again import (
     bound_by,
     changed_by,
     is_same_again,
+    mentions_models,
     models_of,
+    models_run,
     rows_between,
 )
-from noclobber.mend.scene import Scene
+from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Edit
 from noclobber.model.seen.operators import DRAWING
+from noclobber.rules.shared.carrying import turns_of
 from noclobber.syntax.edits import insert, whole_lines, without_retaining
 from noclobber.syntax.names import (
     call_of,
@@ -37,10 +41,12 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     first_name,
-    is_part,
+    is_declared,
     is_read_after,
     is_stored,
+    last_name,
     made_of,
+    mentioned,
     named,
     names_bound,
     names_stored,
@@ -50,10 +56,13 @@ from noclobber.syntax.names import (
 )
 from noclobber.syntax.tree import (
     FOR,
+    FUNCTION,
+    WITH,
     File,
     Function,
     Loop,
     Place,
+    Turns,
     has_text_of_lines,
     last_line,
     lines_in,
@@ -75,47 +84,74 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     `retain_graph=True` is taken away first, as each turn has its own graph; then it stays. Where no optimizer steps and
     each turn has a loss of its own, as for a Jacobian, one graph that is kept costs less.
     """
-    read, loop = last_read(scene)
-    if read is None or loop is None or not (scene.is_freed or scene.reads_first()):
+    read, inner = last_read(scene)
+    if read is None or inner is None or not (scene.is_freed or scene.reads_first()):
         return
     file, backwards = read.file, calls(read.row, "backward")
-    rows = _forward(file, loop, backwards[0].func) if backwards else []
-    if not rows or not _can_run(file, loop, rows, read.row):
+    needed = names_bound(backwards[0].func) if backwards else set[str]()
+    found = ((one, _forward(scene, file, one, needed)) for one in (inner, *file.loops(inner)))
+    loop, rows = next((pair for pair in found if pair[1]), (inner, []))
+    if not rows or not _can_run(file, loop, inner, rows):
         return
-    moves = _can_move(file, loop, rows)
-    edits, bound = _edits(file, loop, rows, moves=moves), {name for row in rows for name in bound_by(row)}
+    runs_models = _runs_models(scene, file, loop, rows, read.row)
+    if runs_models and not isinstance(inner, FUNCTION):
+        return
+    moves = _can_move(file, loop, inner, rows)
+    edits, bound = _edits(file, inner, rows, moves=moves), {name for row in rows for name in bound_by(row)}
     is_same = dotted(owner(backwards[0])) in bound
-    cost = 0 if calls(loop, "step") or is_same else 2
-    title = "run the forward inside the loop" if moves else "run the forward again in the loop"
+    cost = 0 if calls(loop, "step") or is_same or isinstance(loop, FUNCTION) else 2
+    where = "closure" if isinstance(inner, FUNCTION) else "loop"
+    title = f"run the forward inside the {where}" if moves else f"run the forward again in the {where}"
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
-    is_sound = steps_alike(loop, loop.body) and read.row in loop.body and is_same_again(scene, file, loop, rows)
-    for more in [retained, *[[]] * bool(retained)] if edits else []:
-        sound = is_sound and more is retained
-        yield from change(title, [*edits, *more], cost + (not moves), is_sound=sound, way="anew")
+    alike = _is_for_steps(file, inner) if isinstance(inner, FUNCTION) else steps_alike(inner, inner.body)
+    is_sound = alike and read.row in inner.body and is_same_again(scene, file, loop, inner, rows)
+    more = needed.union(*(names_bound(row.value) for row in rows))
+    is_sound &= not (runs_models or any(_forward(scene, file, one, more) for one in file.loops(loop)))
+    for kept in [retained, *[[]] * bool(retained)] if edits else []:
+        sound = is_sound and kept is retained
+        yield from change(title, [*edits, *kept], cost + (not moves), is_sound=sound, way="anew")
 
 
-def last_read(scene: Scene) -> tuple[Place | None, Loop | None]:
-    """The backward that fails, and the innermost loop around it."""
+def last_read(scene: Scene) -> tuple[Place | None, Turns | None]:
+    """The backward that fails, and what runs it again and again; of a closure its own backward, which may not be what
+    fails."""
     read = next(reversed(scene.places("read")), None)
-    return read, next(iter(read.file.loops(read.row)), None) if read is not None else None
+    turns = turns_of(read)
+    if read is not None and isinstance(turns, FUNCTION) and read.file.scope(read.row) is not turns:
+        read = next((Place(read.file, one) for one in reversed(calls(turns, "backward"))), None)
+    return read, turns
 
 
-def _forward(file: File, loop: Loop, loss: ast.expr) -> list[ast.Assign]:
+def _forward(scene: Scene, file: File, loop: Turns, needed: set[str]) -> list[ast.Assign]:
     """The assignments before a loop, in or below its block, that compute with weights and that the loss is made of."""
     above = file.block(loop)
     models, made = models_of(file, loop), set[str]()
     found: list[ast.Assign] = []
     for row in (one for each in above[: above.index(loop)] for one in walk(each, ast.Assign)):
-        if file.scope(row) is file.scope(loop) and _computes(file, row.value, models | made):
+        if file.scope(row) is file.scope(loop) and _records(scene, file, row, models | made):
             found.append(row)
             made |= bound_by(row)
-    needed = made_of(names_bound(loss), loop)
+    needed = made_of(needed, loop)
     slice_: list[ast.Assign] = []
     for row in reversed(found):
         if bound_by(row) & needed - {name for one in slice_ for name in bound_by(one)}:
             slice_.insert(0, row)
             needed |= names_used(row.value)
     return slice_
+
+
+def _records(scene: Scene, file: File, row: ast.Assign, models: set[str]) -> bool:
+    """Return True if an assignment computes with a model where gradients are recorded, itself or by functions."""
+    value: ast.expr = row.value
+    while isinstance(value, (ast.Call, ast.Attribute, ast.Subscript)):
+        if last_name(value) in ("detach", "data"):
+            return False
+        value = value.func if isinstance(value, ast.Call) else value.value
+    ran = [one for one in run_by(scene, row.value) if isinstance(one, FUNCTION)]
+    heads = [each.context_expr for one in file.around(row) if isinstance(one, WITH) for each in one.items]
+    if any(last_name(each) in ("no_grad", "inference_mode") for one in (*heads, *ran) for each in named(one)):
+        return False
+    return _computes(file, row.value, models) or any(mentions_models(one, models) for one in ran)
 
 
 def _computes(file: File, value: ast.expr, models: set[str]) -> bool:
@@ -128,10 +164,10 @@ def _is_asked(above: ast.AST) -> bool:
     return isinstance(above, ast.Attribute) and above.attr in (*OF_MODELS, "to", "cuda", "detach")
 
 
-def _can_run(file: File, loop: Loop, rows: Sequence[ast.Assign], read: ast.stmt) -> bool:
-    """Return True if the rows do in the loop what they did before it, and the loss has no other forward in the loop."""
+def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
+    """Return True if the rows do in the loop what they did before it."""
     bound = {name for row in rows for name in bound_by(row)}
-    if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, loop.body[0])):
+    if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, inner.body[0])):
         return False
     if any(not isinstance(one, ast.Name) for row in rows for one in targets(row)):
         return False
@@ -140,18 +176,41 @@ def _can_run(file: File, loop: Loop, rows: Sequence[ast.Assign], read: ast.stmt)
     if _is_object_in(loop, bound):
         return False
     between = [one for one in rows_between(file, loop, rows) if one not in rows]
+    below = file.block(loop)[file.block(loop).index(loop) :] if isinstance(loop, FUNCTION) else loop.body
     for row in rows:
         passed = [one for one in between if one.lineno > row.lineno]
-        if changed_by([*passed, *loop.body]) & {*names_used(row.value), *bound_by(row)}:
+        if changed_by([*passed, *below]) & {*names_used(row.value), *bound_by(row)}:
             return False
-    head = {*names_used(loop.iter), *names_used(loop.target)} if isinstance(loop, FOR) else names_used(loop.test)
-    if head & {name for row in rows for name in names_used(row)}:
+    heads = [one for one in (inner, *file.loops(inner)) if one.lineno >= loop.lineno]
+    if any(_head(file, one, bound) & {name for row in rows for name in names_used(row)} for one in heads):
         return False
+    return not any(is_declared(loop, name) for name in bound)
+
+
+def _head(file: File, loop: Turns, bound: set[str]) -> set[str]:
+    """The names that rows before a loop must not have: what its head binds, and what it takes its items from. A range
+    or a function of the file may be given what the rows read, too, but none of the names `bound` by them."""
+    if not isinstance(loop, FOR):
+        return names_used(loop.args if isinstance(loop, FUNCTION) else loop.test)
+    made = loop.iter if isinstance(loop.iter, ast.Call) else None
+    makes = made is not None and (called(made) == "range" or function_called(file, made.func, made) is not None)
+    return names_used(loop.target) | (names_used(loop.iter) & bound if makes else names_used(loop.iter))
+
+
+def _runs_models(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign], read: ast.stmt) -> bool:
+    """Return True if the loss may have another forward in the loop, of a model that the rows run."""
     models = models_of(file, loop)
-    others = {one for one in models if not any(is_part(one, dotted(each)) for row in rows for each in named(row.value))}
+    others = models - models_run(scene, rows, models)
     needed = made_of({name for one in calls(read, "backward") for name in names_bound(one.func)}, loop)
     makes = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body") and needed & names_stored(one)]
-    return not any(_computes_anew(file, one, models, others) for row in (*makes, read) for one in walk(row, ast.Call))
+    found = [one for row in (*makes, read) for one in walk(row, ast.Call)]
+    ran = [(each, one) for call in found for one in run_by(scene, call) for each in scene.files() if one in each.above]
+    of_files = {getattr(one, "name", "") for _, one in ran}
+    inside = [(each, one) for each, function in ran for one in walk(function, ast.Call)]
+    return any(mentions_models(one, models - others) for _, one in ran) or any(
+        called(one) not in of_files and _computes_anew(each, one, models, others)
+        for each, one in (*((file, one) for one in found), *inside)
+    )
 
 
 def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
@@ -164,19 +223,27 @@ def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
     return once and all(isinstance(one, ast.Return) and not _is_among(one, rows) for one in left)
 
 
+def _is_for_steps(file: File, closure: Function) -> bool:
+    """Return True if a function calls `backward` once in its block and runs to its end, and only steps are given it."""
+    only = all(called(file.above[one]) == "step" for one in mentioned(file, closure.name))
+    back = [one for one in walk(closure, ast.Return, ast.Try) if one is not closure.body[-1]]
+    once = len(calls(closure, "backward", "grad")) == 1 and not calls(closure, "step")
+    return only and once and not back and not closure.decorator_list
+
+
 def _is_among(node: ast.stmt, rows: Sequence[ast.stmt]) -> bool:
     return any(node in ast.walk(one) for one in rows)
 
 
-def _can_move(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
+def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if nothing but the loop needs what some rows compute before it."""
     bound, above = {name for row in rows for name in bound_by(row)}, file.block(loop)
-    between = [one for one in rows_between(file, loop, rows) if one not in rows]
+    between = [one for one in rows_between(file, loop, rows) if one not in rows and one.lineno < loop.lineno]
     if not set(rows) <= set(above) or any(names_used(row) & bound for row in between):
         return False
     if any(called(one) != "zero_grad" for row in between for one in calls(row, "backward", "step", *OF_MODELS)):
         return False
-    runs = isinstance(loop, FOR) and called(loop.iter) == "range"
+    runs = isinstance(loop, FOR) and called(loop.iter) == "range" and loop is inner
     return runs or not any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound)
 
 
@@ -188,7 +255,7 @@ def _makes_object(file: File, call: ast.Call) -> bool:
     return is_class and not any(one.id == name and is_stored(file, one) for one in walk(file.tree, ast.Name))
 
 
-def _is_object_in(loop: Loop, names: set[str]) -> bool:
+def _is_object_in(loop: Turns, names: set[str]) -> bool:
     """Return True if a loop calls one of these names, or a method of it that no value has: it may keep something."""
     return any(
         dotted(one.func) in names or (dotted(owner(one)) in names and called(one) not in OF_VALUES)
@@ -218,12 +285,13 @@ def _is_gradient(file: File, node: ast.expr) -> bool:
     return False
 
 
-def _edits(file: File, loop: Loop, rows: Sequence[ast.Assign], *, moves: bool) -> tuple[Edit, ...]:
-    inner = file.indent(loop.body[0])
-    if inner is None or loop.body[0].lineno == loop.lineno:
+def _edits(file: File, loop: Turns, rows: Sequence[ast.Assign], *, moves: bool) -> tuple[Edit, ...]:
+    begin = loop.body[bool(isinstance(loop, FUNCTION) and ast.get_docstring(loop) and loop.body[1:])]
+    inner = file.indent(begin)
+    if inner is None or begin.lineno == loop.lineno:
         return ()
     lines = [(file.line(number), file.indent(row) or "") for row in rows for number in lines_in(row)]
     text = "".join(f"{inner}{line.removeprefix(indent)}\n" if line.strip() else "\n" for line, indent in lines)
     gone = [whole_lines(file, row.lineno, last_line(row)) for row in rows if moves]
-    first = min((one.lineno for one in getattr(loop.body[0], "decorator_list", ())), default=loop.body[0].lineno)
+    first = min((one.lineno for one in getattr(begin, "decorator_list", ())), default=begin.lineno)
     return (*gone, insert(file, first, 1, text))

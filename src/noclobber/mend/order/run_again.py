@@ -24,6 +24,7 @@ from noclobber.mend.holders.seen import looks_around
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.operators import DRAWING
 from noclobber.syntax.names import (
+    binds,
     call_of,
     called,
     calls,
@@ -38,16 +39,19 @@ from noclobber.syntax.names import (
     named,
     names_bound,
     names_stored,
+    names_used,
     owner,
+    targets,
     unindexed,
     uses,
+    values,
 )
 from noclobber.syntax.tree import (
     FOR,
+    FUNCTION,
     File,
-    Loop,
+    Turns,
     functions,
-    last_line,
     walk,
     within,
 )
@@ -62,16 +66,19 @@ _OF_STATE = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await, ast.
 """Syntax by which a function may keep something."""
 _COMPUTING = (
     "abs", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min", "print", "range", "reversed",
-    "sorted", "str", "sum", "tuple", "zip",
+    "slice", "sorted", "str", "sum", "tuple", "zip",
 )  # fmt: skip
 """Builtins that change nothing."""
 _CUTTING = frozenset(
     """
-    argmax argmin argsort bool ceil data detach enable_grad eq float floor ge gt inference_mode int isnan item le long
-    lt ne no_grad numpy one_hot round set_grad_enabled sign tolist topk trunc
+    argmax argmin argsort bool ceil clone data detach enable_grad eq float floor ge gt inference_mode int isnan item le
+    long lt ne no_grad numpy one_hot round set_grad_enabled sign tolist topk trunc
     """.split()  # noqa: SIM905
 )
 """Names by which a value is computed that lets no gradient through."""
+_GIVING_ONCE = ("enumerate", "filter", "iter", "map", "reversed", "zip")
+_DRAWN = ("dropout", "batchnorm", "batch_norm", "spectral", "rrelu", "gumbel")
+"""In names of what draws anew each time, or counts it: to run once may be what is meant."""
 _LEAVING_ALONE = (
     "print", "zero_grad", "backward", "step", "append", "parameters", "named_parameters", "clip_grad_norm_",
     "clip_grad_value_", "item",
@@ -83,7 +90,7 @@ _COMPUTED = OF_VALUES - {"rsample", "sample", "register_hook", "requires_grad_",
 """Those that only compute."""
 
 
-def is_same_again(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign]) -> bool:
+def is_same_again(scene: Scene, file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if some rows of the block of a loop do the same however often they run, but for the weights, and if
     nothing but the loss of the loop needs what they compute."""
     bound = {name for row in rows for name in bound_by(row)}
@@ -92,42 +99,59 @@ def is_same_again(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assig
         if names_bound(row.value) & (bound - known) or row not in file.block(loop):
             return False
         known |= bound_by(row)
-    if not all(is_own(scope, name) for name in bound) or any(map(looks_around, walk(scope, ast.Call))):
+    if not all(is_own(scope, name, loop) for name in bound) or any(map(looks_around, walk(scope, ast.Call))):
         return False
     for one in (use for name in bound for use in uses(scope, name, ast.Load)):
-        if one.lineno < rows[0].lineno or one.lineno > last_line(loop):
+        if one.lineno < rows[0].lineno or (one.lineno >= loop.lineno and inner not in file.around(one)):
             return False
     models = models_of(file, loop)
-    run = {one for one in models for row in rows for each in named(row.value) if is_part(one, dotted(each))}
-    stepped = {dotted(each) for one in stepped_by(file, loop) for each in named(one)}
+    stepped = _with_attributes(file, {dotted(each) for one in _stepped_by(file, loop) for each in named(one)})
+    run = models_run(scene, rows, models)
+    if any(len([row for row in rows if one in models_run(scene, [row], models)]) > 1 for one in run):
+        return False  # one of two forwards of a model may be meant as a constant
     if scene.is_freed and not run <= stepped:  # the value may be meant to stay
         return False
-    if any(_is_constant(scene, row.value) for row in rows):
+    made = (definition(file, one, row) for row in rows for one in walk(row.value, ast.Name))
+    if any(_gives_once(scene, one) for one in made) or any(_is_constant(scene, row.value) for row in rows):
+        return False
+    if any(word in name.lower() for one in scene.files() for name in names_used(one.tree) for word in _DRAWN):
         return False
     forwards = [(each, one) for each in scene.files() for one in functions(each.tree) if one.name in _RUN]
     parts = [*((file, row.value) for row in rows), *forwards]
     if not all(_is_again_the_same(scene, each, one, models) for each, one in parts):
         return False
-    return _is_left_alone(scene, file, loop, rows, {one.partition(".")[0] for one in run})
+    return _is_left_alone(scene, file, loop, rows, run)
 
 
 def _is_constant(scene: Scene, value: ast.expr) -> bool:
     """Return True if an expression may be meant as a constant, as what lets no gradient through, or gives its items one
     after the other, also where turns take them."""
-    if isinstance(value, ast.GeneratorExp) or called(value) in ("enumerate", "reversed", "zip"):
+    if isinstance(value, ast.Name) or _gives_once(scene, value):
         return True
     ran = [one for one in run_by(scene, value) if getattr(one, "name", "") not in _RUN]
     found = (each for one in (value, *ran) for each in walk(one, ast.Compare, ast.Attribute, ast.Name))
     return any(isinstance(one, ast.Compare) or last_name(one) in _CUTTING for one in found)
 
 
-def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assign], roots: set[str]) -> bool:
+def _gives_once(scene: Scene, value: ast.expr | None) -> bool:
+    """Return True for what may give its items only once."""
+    if value is None or isinstance(value, ast.GeneratorExp) or called(value) in _GIVING_ONCE:
+        return value is not None
+    return any(next(walk(one, ast.Yield, ast.YieldFrom), None) for one in run_by(scene, value))
+
+
+def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign], run: set[str]) -> bool:
     """Return True if nothing from the first of some rows to the end of the loop changes what they read or how their
     models compute, and the loss needs no other value that the models gave before the loop."""
     scope, bound, models = file.scope(loop), {name for row in rows for name in bound_by(row)}, models_of(file, loop)
     others = [one for one in within(scope, ast.stmt) if one not in rows and one is not loop]
     outside = [one for one in others if loop not in file.around(one)]
     after = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body")] + rows_between(file, loop, rows)
+    heads = [one.iter for one in walk(scope if isinstance(loop, FUNCTION) else loop, ast.For)]
+    if not all(_keeps_nothing(scene, file, one, models) for head in heads for one in walk(head, ast.Call)):
+        return False
+    attributes = {one for one in run if one.startswith("self.")}
+    roots = {one.partition(".")[0] for one in run - attributes}
     own, tracked = {one.id for one in within(scope, ast.Name) if is_stored(file, one)}, set(roots)
     known = set[str]()
     while known != tracked:
@@ -135,11 +159,13 @@ def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assi
         for one in outside:
             head = getattr(one, "iter", one) if hasattr(one, "body") else one
             used = {each.id for each in walk(head, ast.Name) if not acts(file, each)}
-            if (used - _stored_in(one)) & tracked:
+            runs = any(mentions_models(each, run) for each in run_by(scene, head))
+            runs |= mentions_models(head, attributes)
+            if runs or (used - _stored_in(one)) & tracked:
                 tracked |= own & (used if isinstance(one, ast.Expr) else _stored_in(one))
     root = {name for one in calls(loop, "backward") for name in names_bound(one.func)}
     inside = {name for one in walk(loop, ast.stmt) for name in _stored_in(one)}
-    if (made_of(root, loop) - inside - bound) & tracked:
+    if (made_of(root, loop) - inside - bound) & tracked or mentions_models(loop, attributes):
         return False
     read = made_of({name for row in rows for name in names_bound(row.value)} - roots - bound, scope)
     forwards = [one for each in scene.files() for one in functions(each.tree) if one.name in _RUN]
@@ -155,9 +181,9 @@ def _is_left_alone(scene: Scene, file: File, loop: Loop, rows: Sequence[ast.Assi
         name, mentioned = called(call), names_bound(call)
         if writes(call) and first_name(base_of(written_by(call))) in read:
             return False
-        if name in _LEAVING_ALONE or _is_known(file, call, models):
-            continue
         ran = list(run_by(scene, call))
+        if name in _LEAVING_ALONE or (not ran and _is_known(file, call, models)):
+            continue
         if mentioned & (read | tracked) and not (ran or name[:1].isupper()):
             return False
         if not all(_is_again_the_same(scene, _file_of(scene, each), each, models) for each in ran):
@@ -219,7 +245,12 @@ def _is_known(file: File, call: ast.Call, models: set[str]) -> bool:
         return False
     if isinstance(call.func, ast.Name) and hasattr(builtins, name):
         return name in _COMPUTING
-    if is_function(call) or is_tensors(file, call, of=_COMPUTED) or module_called(file, call) is not None:
+    if (
+        is_function(call)
+        or dotted(call.func) in ("torch.max", "torch.min")
+        or is_tensors(file, call, of=_COMPUTED)
+        or module_called(file, call) is not None
+    ):
         return True
     if called(definition(file, call.func, call)).endswith("Loss") or _is_distribution(file, call):
         return True
@@ -245,16 +276,67 @@ def _is_distribution(file: File, call: ast.Call) -> bool:
     return ".distributions." in dotted(call.func) or (isinstance(call.func, ast.Name) and call.func.id in names)
 
 
-def models_of(file: File, loop: Loop) -> set[str]:
+def models_of(file: File, loop: Turns) -> set[str]:
     """The dotted names of what has weights: what is asked for `parameters`, and what optimizers of the loop take."""
     found = {dotted(owner(one)) for one in calls(file.tree, *OF_MODELS)}
-    return found.union(*map(names_bound, stepped_by(file, loop))) - {"", "torch", "optim"}
+    found = found.union(*map(names_bound, _stepped_by(file, loop))) - {"", "torch", "optim"}
+    return _with_attributes(file, found)
 
 
-def stepped_by(file: File, loop: Loop) -> list[ast.expr]:
-    """What the optimizers that a loop steps take."""
-    made = [definition(file, owner(one), loop) for one in calls(loop, "step")]
+def models_run(scene: Scene, rows: Sequence[ast.Assign], models: set[str]) -> set[str]:
+    """Which of some models these rows run, in themselves or by functions of the program."""
+    parts = [part for row in rows for part in (row.value, *run_by(scene, row.value))]
+    chains = {one for part in parts for one in _chains(part)}
+    return {one for one in models if any(is_part(one, each) for each in chains if each)}
+
+
+def mentions_models(node: ast.AST, models: set[str]) -> bool:
+    """Return True if a node has a name, or a part of one, that is the last part of the name of a model."""
+    last = {one.rpartition(".")[2] for one in models} - {"self"}
+    return any(not last.isdisjoint(one.split(".")) for one in _chains(node))
+
+
+def _chains(node: ast.AST) -> set[str]:
+    """The dotted names in a node, as long as they are there: only `self.net` of `self.net(x)`; none of what is only
+    asked for its weights."""
+    inner = {one.value for one in walk(node, ast.Attribute)}
+    return {dotted(one) for one in named(node) if one not in inner and last_name(one) not in OF_MODELS}
+
+
+def _with_attributes(file: File, models: set[str]) -> set[str]:
+    """Some names of models, and the attributes that hold them: `self.net = net`."""
+    rows = (one for one in walk(file.tree, ast.Assign) if dotted(one.value) in models - {"self"})
+    return models.union(*({dotted(each) for each in targets(one)} for one in rows)) - {""}
+
+
+def _stepped_by(file: File, loop: Turns) -> list[ast.expr]:
+    """What the optimizers take that a loop steps, or that step by a closure."""
+    steps = calls(file.tree if isinstance(loop, FUNCTION) else loop, "step")
+    if isinstance(loop, FUNCTION):
+        steps = [one for one in steps if loop.name in map(dotted, values(one))]
+    made = [_made_by(file, owner(one), one if isinstance(loop, FUNCTION) else loop) for one in steps]
     return [one for each in made if isinstance(each, ast.Call) for one in each.args[:1]]
+
+
+def _made_by(file: File, of: ast.expr | None, at: ast.AST) -> ast.expr | None:
+    """The value of a name, or of a name or attribute that the file sets once."""
+    rows = [one for one in walk(file.tree, ast.Assign) if dotted(of) and binds(one, dotted(of))]
+    is_only = len(rows) == 1 and dotted(of) not in {one.arg for one in walk(file.tree, ast.arg)}
+    return rows[0].value if is_only else definition(file, of, at)
+
+
+def _keeps_nothing(scene: Scene, file: File, call: ast.Call, models: set[str]) -> bool:
+    """Return True for what the head of a loop may call: what computes or draws, and functions that bind only names."""
+    ran = list(run_by(scene, call))
+    kept = (each for one in ran for each in walk(one, ast.Global, ast.Nonlocal, ast.Attribute, ast.Subscript))
+    if not all(isinstance(getattr(one, "ctx", None), ast.Load) for one in kept):
+        return False
+    inside = [(_file_of(scene, one), each) for one in ran for each in walk(one, ast.Call)]
+    own = {getattr(one, "name", "") for one in ran}
+    return all(
+        called(one) in own or called(one) in (*DRAWING, "tqdm", "trange") or _is_known(each, one, models)
+        for each, one in ((file, call), *inside)
+    )
 
 
 def acts(file: File, model: ast.expr) -> bool:
@@ -270,10 +352,11 @@ def bound_by(row: ast.Assign) -> set[str]:
     return {name for target in row.targets for name in names_bound(target)}
 
 
-def rows_between(file: File, loop: Loop, rows: Sequence[ast.Assign]) -> list[ast.stmt]:
-    """The simple statements from the first of some rows to the loop."""
+def rows_between(file: File, loop: Turns, rows: Sequence[ast.Assign]) -> list[ast.stmt]:
+    """The simple statements from the first of some rows to the loop; for a closure, those of the whole block."""
     above = file.block(loop)
-    found = [one for each in above[: above.index(loop)] for one in walk(each, ast.stmt) if not hasattr(one, "body")]
+    end = None if isinstance(loop, FUNCTION) else above.index(loop)
+    found = [one for each in above[:end] for one in walk(each, ast.stmt) if not hasattr(one, "body")]
     return found[found.index(rows[0]) :]
 
 

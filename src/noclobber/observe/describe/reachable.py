@@ -7,7 +7,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from inspect import CO_OPTIMIZED, getattr_static
-from types import CodeType, FrameType, FunctionType, MemberDescriptorType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -35,7 +35,8 @@ def can_hold_another(held: Held) -> bool:
     kind: Any = type(held.owner)
     if held.kind == "item":
         return kind in (list, dict, deque, OrderedDict, defaultdict)
-    if held.kind != "attribute" or kind.__setattr__ not in (object.__setattr__, torch.nn.Module.__setattr__):
+    plain = (object.__setattr__, SimpleNamespace.__setattr__, torch.nn.Module.__setattr__)
+    if held.kind != "attribute" or kind.__setattr__ not in plain:
         return False
     found = getattr_static(kind, held.name.rpartition(".")[2], None)
     return isinstance(found, MemberDescriptorType) or not hasattr(type(found), "__set__")

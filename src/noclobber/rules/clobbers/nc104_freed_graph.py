@@ -68,9 +68,9 @@ _HEADLINES = {
     False: "backward reaches into a graph of an earlier iteration, which is already freed",
     None: "backward through a graph that an earlier backward has freed",
 }
-_ONCE = "backward in a loop goes again through a graph that was built once, before the loop"
-_FORWARD = "run the forward inside the loop, so that each backward has its own graph"
-_CONSTANT = "detach what is a constant in the loop (a target, an old log-probability): `t = t.detach()`"
+_ONCE = "backward in a {0} goes again through a graph that was built once, before the {0}"
+_FORWARD = "run the forward inside the {}, so that each backward has its own graph"
+_CONSTANT = "detach what is a constant in the {} (a target, an old log-probability): `t = t.detach()`"
 _KEEP = "pass `retain_graph=True` to `backward`: no optimizer steps in this loop, so the graph stays right"
 _EACH = "a backward frees what its graph saved, so each backward needs a forward of its own"
 _STEPPED = (
@@ -100,19 +100,21 @@ def _explained(event: Refusal) -> Finding:
     if event.written is not None and not _shows_a_write(event.written):
         event = replace(event, written=None)  # an operator such as that of `GRUCell` writes what it made itself
     states = event.carried if event.are_all_carried else ()
+    turns = carrying.in_words(event.site)
+    headline, forward = _ONCE.format(turns), _FORWARD.format(turns)
     once = event.written is None and not event.shared and built_once(event.site, event.saved, states)
     if once and event.apart is not None and event.are_all_carried:
         names = " and ".join(f"`{one.name}`" for one in carrying.states(event))
         constant = f"or detach {names}, if it is a constant: no optimizer has what it comes from"
-        helped: list[Help] = [_FORWARD, Suggestion(constant, cure=Cure.CONSTANT)]
-        return _finding(replace(event, carried=()), _ONCE, helped, _EACH, Cause.BUILT_ONCE)
+        helped: list[Help] = [forward, Suggestion(constant, cure=Cure.CONSTANT)]
+        return _finding(replace(event, carried=()), headline, helped, _EACH, Cause.BUILT_ONCE)
     if once:
         stepped = steps_in_loop(event.site)
-        helps = [_FORWARD, *[_CONSTANT] * (not repeated)]
+        helps = [forward, *[_CONSTANT.format(turns)] * (not repeated)]
         if not stepped:  # each turn has a loss of its own, as for a Jacobian: one graph serves them all
             helps = [*helps, _KEEP] if repeated else [_KEEP, _SUM, *helps]
         told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
-        return _finding(replace(event, carried=()), _ONCE, told, _EACH + _STEPPED * stepped, Cause.BUILT_ONCE)
+        return _finding(replace(event, carried=()), headline, told, _EACH + _STEPPED * stepped, Cause.BUILT_ONCE)
     stepped = steps_between(event.freed, event.site)
     two = [_SUM_FIRST, _AGAIN] if stepped else [_SUM, _RETAIN]
     if repeated is False and event.shared:
@@ -126,7 +128,7 @@ def _explained(event: Refusal) -> Finding:
         return _finding(event, _HEADLINES[repeated], cut, _note(repeated), Cause.CARRIED)
     helps = {
         True: two,
-        False: [detach, *[f"or, if nothing is carried: {_FORWARD}"] * (once is None and not event.carried)],
+        False: [detach, *[f"or, if nothing is carried: {forward}"] * (once is None and not event.carried)],
         None: [f"for a carried state: {detach}", f"for two losses: {_SUM}"],
     }[repeated]
     known = {True: Cause.SHARED, False: Cause.CARRIED, None: None}

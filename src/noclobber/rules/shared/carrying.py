@@ -27,11 +27,15 @@ from noclobber.syntax.names import (
     names_used,
     owner,
     targets,
+    values,
 )
 from noclobber.syntax.tree import (
+    FUNCTION,
     File,
     Loop,
     Place,
+    Turns,
+    functions,
     last_line,
     place_of,
     starts,
@@ -106,15 +110,37 @@ def _is_of_no_graph(value: ast.expr | None) -> bool:
     return bool(cut) or (isinstance(value, ast.Call) and is_untracked(value))
 
 
+def turns_of(place: Place | None) -> Turns | None:
+    """What runs a place again and again: the innermost loop around it in its function, else the closure that a step of
+    an optimizer is given, which may run it by functions of the file."""
+    loop = _loop_of(place)
+    if place is None or loop is not None:
+        return loop
+    scope, made = place.file.scope(place.node), list(functions(place.file.tree))
+    given = {dotted(one) for step in calls(place.file.tree, "step") for one in values(step)}
+    for closure in (one for one in made if one.name in given):
+        ran = {closure.name}
+        for _ in made:
+            ran |= {called(one) for each in made if each.name in ran for one in walk(each, ast.Call)}
+        if scope in [each for each in made if each.name in ran]:
+            return closure
+    return None
+
+
+def in_words(read: Site | None) -> str:
+    """ "loop", or "closure"."""
+    return "closure" if isinstance(turns_of(place_of(read)), FUNCTION) else "loop"
+
+
 def built_once(read: Site | None, saved: Site | None, states: Sequence[Carried] = ()) -> bool | None:
-    """Return True if a backward stands in a loop, and its graph was built before that loop.
+    """Return True if a backward stands in a loop or a closure, and its graph was built before that.
 
     Known where the line that saved is in the same function. Else the names of the loop say it: the loop never binds the
     loss, or it carries no name from turn to turn and calls nothing that could have built the graph. So do `states`, by
     which alone the backward reaches the graph, as was seen: nothing sets them after they were made. None if not known.
     """
     place = place_of(read)
-    loop = _loop_of(place)
+    loop = turns_of(place)
     if place is None or loop is None or read is None:
         return False
     if saved is not None and _holds(read.code, saved.code):
@@ -136,13 +162,14 @@ def is_renewed(read: Site | None, state: Carried) -> bool | None:
     the loop sets it. False if nothing in the file sets it after it was made. None if not known.
     """
     place = place_of(read)
-    loop = _loop_of(place)
+    loop = turns_of(place)
     if state.is_renewed or place is None or loop is None:
         return True
     whole = state.name.partition("[")[0]
     named = walk(loop, ast.Name, ast.Attribute, ast.Subscript)
     stored = (one for one in named if isinstance(getattr(one, "ctx", None), ast.Store))
-    if any(dotted(one.value if isinstance(one, ast.Subscript) else one) in (state.name, whole) for one in stored):
+    set_here = {dotted(one.value if isinstance(one, ast.Subscript) else one) for one in stored} - {""}
+    if state.name in set_here or any(f"{whole}.".startswith(f"{one}.") for one in set_here):
         return True
     last = re.split(r"\W", whole)[-1]
     if "." not in whole:  # what is given a name of a tensor cannot bind it anew
@@ -156,7 +183,7 @@ def is_renewed(read: Site | None, state: Carried) -> bool | None:
 
 def is_carried(read: Site | None, name: str) -> bool:
     """Return True if the loop around a backward hands a variable from turn to turn."""
-    loop = _loop_of(place_of(read))
+    loop = turns_of(place_of(read))
     return loop is not None and _is_carried(loop, name)
 
 
@@ -192,9 +219,9 @@ def steps_between(freed: Site | None, read: Site | None) -> bool:
 
 
 def steps_in_loop(read: Site | None) -> bool:
-    """Return True if the loop around a backward calls `step`, as of an optimizer."""
-    loop = _loop_of(place_of(read))
-    return bool(calls(loop, "step"))
+    """Return True if the loop around a backward calls `step`, as of an optimizer, or if a step calls the closure."""
+    loop = turns_of(place_of(read))
+    return isinstance(loop, FUNCTION) or bool(calls(loop, "step"))
 
 
 def _loop_of(place: Place | None) -> Loop | None:
@@ -202,7 +229,7 @@ def _loop_of(place: Place | None) -> Loop | None:
     return next(iter(place.file.loops(place.node)), None) if place is not None else None
 
 
-def _is_carried(loop: Loop, name: str) -> bool:
+def _is_carried(loop: Turns, name: str) -> bool:
     """Return True if a turn of a loop reads a name before it binds it, and then binds it."""
     uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == name]
     stored = [one for one in uses if isinstance(one.ctx, ast.Store)]
