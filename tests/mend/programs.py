@@ -2615,7 +2615,8 @@ class State:
     def __init__(self, h, c):
         self.h, self.c = h, c
 class Learner:
-    pass
+    def __init__(self):
+        self.state = None
 def run():
     learner = Learner()
     learner.state = State(x.detach(), x.detach())

@@ -13,12 +13,11 @@ from torch.autograd.graph import saved_tensors_hooks
 import noclobber
 from noclobber.mend import cures
 from noclobber.mend.cures import candidates
-from noclobber.mend.scene import Scene
+from noclobber.mend.scene import Scene, as_it_ran
 from noclobber.mend.shown import advised
 from noclobber.model.plain import built
 from noclobber.model.reports.finding import Finding
 from noclobber.model.reports.report import finding_out
-from noclobber.model.source import source_text
 from tests.mend.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS
 from tests.tensors import all_equal
 
@@ -113,14 +112,14 @@ def test_cures_go_by_no_words_and_give_what_is_sound_first(tmp_path, body):
     told = [reworded(one) for one in findings]
     changes = [[help.edits for help in one.suggestions if help.edits] for one in advised(findings)]
     assert [[help.edits for help in one.suggestions if help.edits] for one in advised(told)] == changes
-    tried = [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in findings]
-    assert [[(one.edits, one.cost, one.way) for one in candidates(each, source_text)] for each in told] == tried
+    tried = [[(one.edits, one.cost, one.way) for one in candidates(each, as_it_ran)] for each in findings]
+    assert [[(one.edits, one.cost, one.way) for one in candidates(each, as_it_ran)] for each in told] == tried
     for finding in found:
-        ordered = candidates(finding, source_text)
+        ordered = candidates(finding, as_it_ran)
         for at, one in enumerate(ordered):
             assert not (one.is_sound and any({*one.edits} < {*more.edits} for more in ordered[:at]))
         for cure in cures.CURES:
-            sound = [one.is_sound for one in cure(Scene(finding, source_text))]
+            sound = [one.is_sound for one in cure(Scene(finding, as_it_ran))]
             assert sound[:1] == [True] or finding.writes[1:] or not any(sound), cure
 
 

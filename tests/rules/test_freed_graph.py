@@ -224,21 +224,6 @@ def test_a_closure_that_a_step_calls_is_a_loop_also_where_a_function_of_it_goes_
         ]
 
 
-def test_what_each_turn_makes_anew_and_hands_over_is_not_named_beside_the_state() -> None:
-    program = Program("""
-        for x in data:
-            latent = cell(x, learner.state.h)
-            latent.h.sum().backward()
-            opt.step()
-            learner.state = latent
-    """)
-    site = program.at("latent.h.sum().backward()")
-    states = tuple(Carried(name, "attribute", (Site(site.code, 0),)) for name in ("latent.h", "learner.state.h"))
-    finding = explain(Refusal(MESSAGE, site, call="backward", repeated_root=False, carried=states))
-    assert finding is not None
-    assert finding.suggestions[0].message.endswith(": `learner.state.h = learner.state.h.detach()`")
-
-
 @pytest.mark.parametrize(
     ("inside", "built"),
     [

@@ -18,6 +18,8 @@ from noclobber.syntax.writes import WriteSyntax, write_at
 
 Read = Callable[[str], str]
 _WIDE = ("float32", "float64", "complex64", "complex128")
+_MOST_FILES = 24
+"""Fewer than stay parsed (`parse`)."""
 _SINGLE = ("float32", "complex64")
 _WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
 """Names by which a file may make tensors of a wider type."""
@@ -203,7 +205,7 @@ class Scene:
         labels = [one.span.path for one in self.finding.labels if one.role != "inside"]
         paths = list(dict.fromkeys([*labels, *(one.span().path for one in self.finding.calls)]))
         found: dict[str, File] = {}
-        while paths:
+        while paths and len(found) < _MOST_FILES:
             file = self.file(path) if (path := paths.pop(0)) not in found else None
             if file is not None:
                 found[path] = file

@@ -171,7 +171,7 @@ class Place:
         return self.file.statement(self.node)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def parse(path: str, text: str) -> File | None:
     """A file; None where its text is no Python of the running version."""
     try:

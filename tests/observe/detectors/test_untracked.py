@@ -748,8 +748,8 @@ def aside(h):
         h.mul_(0.5)
 
 
-WRITES = [lambda h: h.data.mul_(0.5), lambda h: h.detach().mul_(0.5), aside]
-PAIRS = [*itertools.product(VIEWS.values(), WRITES), (lambda h: h.chunk(2)[1], WRITES[0])]
+ALIASES = [lambda h: h.data.mul_(0.5), lambda h: h.detach().mul_(0.5), aside]
+PAIRS = [*itertools.product(VIEWS.values(), ALIASES), (lambda h: h.chunk(2)[1], ALIASES[0])]
 
 
 @pytest.mark.parametrize(("view", "write"), PAIRS)

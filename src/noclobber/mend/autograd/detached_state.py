@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 from noclobber.mend.change import Change, change
@@ -101,7 +102,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in carried))
     if isinstance(around, LOOP):  # what each turn makes before it reads it, no turn hands on
         is_known &= not any(begins_anew(around, one.name) for one in carried)
-    is_known &= not any(_goes_on_beside(around, read.row, name) for one in carried for name in (one.name, one.variable))
+    is_known &= not _goes_on_beside(around, read.row, [name for one in carried for name in (one.name, one.variable)])
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     for later, end in enumerate(dict.fromkeys((rows[-1], around.body[-1]))):
@@ -121,18 +122,22 @@ def _goes_on_elsewhere(file: File, around: Loop | Function) -> bool:
     return calls(region, around.name) != [] or len(calls(region, "backward", "grad")) > 1
 
 
-def _goes_on_beside(around: Loop | Function, read: ast.stmt, state: str) -> bool:
-    """Return True if what is handed over to a state may reach the next turn in another way: `state = h`, where a turn
+def _goes_on_beside(around: Loop | Function, read: ast.stmt, states: Sequence[str]) -> bool:
+    """Return True if what is handed over to states may reach the next turn in another way: `state = h`, where a turn
     may keep the `h` of an earlier one, or where anything else below the backward reads it."""
-    for row in walk(around, ast.Assign):
-        given, names = dotted(row.value), [one for one in map(dotted, row.targets) if one]
-        if given and state and any(f"{state}.".startswith(f"{one}.") for one in names):
-            root = given.partition(".")[0]
-            read_on = [one for one in walk(around, ast.Name) if one.id == root and one.lineno > last_line(read)]
-            is_anew = not isinstance(around, LOOP) or begins_anew(around, root)
-            if not is_anew or len(read_on) > (row.lineno > read.lineno):
-                return True
+    named = [(row, dotted(row.value)) for row in walk(around, ast.Assign) if dotted(row.value)]
+    handing = [(row, given) for row, given in named if any(map(partial(_is_set, row), states))]
+    for root in {given.partition(".")[0] for _, given in handing}:
+        read_on = [one for one in walk(around, ast.Name) if one.id == root and one.lineno > last_line(read)]
+        below = [row for row, given in handing if given.partition(".")[0] == root and row.lineno > read.lineno]
+        if (isinstance(around, LOOP) and not begins_anew(around, root)) or len(read_on) > len(below):
+            return True
     return False
+
+
+def _is_set(row: ast.Assign, state: str) -> bool:
+    """Return True if a statement sets a state, or what it is an attribute of."""
+    return bool(state) and any(f"{state}.".startswith(f"{one}.") for one in map(dotted, row.targets) if one)
 
 
 def _is_left_with(end: ast.stmt, texts: list[str]) -> bool:

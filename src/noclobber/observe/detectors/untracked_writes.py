@@ -29,7 +29,7 @@ from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import numbers
-from noclobber.observe.witness.layout import Geometry, geometry, span, strided
+from noclobber.observe.witness.layout import Geometry, geometry, once, span, strided
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -423,7 +423,8 @@ def _spread(changed: torch.Tensor, part: Geometry, whole: Geometry) -> torch.Ten
     begin = min(shown[0], known[0])
     end = max(stop // shown[3].itemsize for _, stop in (span(part), span(whole)))
     mask = torch.zeros(end - begin, dtype=torch.bool, device=changed.device)
-    mask.as_strided(shown[1], shown[2], shown[0] - begin).copy_(changed)
+    changed = once(changed, shown[2])
+    mask.as_strided(changed.shape, shown[2], shown[0] - begin).copy_(changed)
     return mask.as_strided(known[1], known[2], known[0] - begin)
 
 

@@ -98,7 +98,7 @@ def _to_saves(context: Context) -> Before:
                 look(written, tensor, key, frame_of(1))
         after, hidden = (None, False) if found is None else found
         if context.keeping and (written.resizes or written.leaves_storage):
-            after = _both(after, _moving(context, tensor, key))
+            after = _both(context, after, _moving(context, tensor, key))
         of_graph = attended.get(IN_GRAPH, {}) if in_graph else {}
         if attentive or attends or of_graph:
             frame = frame_above(2)
@@ -116,14 +116,14 @@ def _to_saves(context: Context) -> Before:
                 if handles or other is not None or shared:
                     noted = record(written, tensor, key, place_of(frame_of(1)), thread, hidden)
                     if handles:
-                        after = _both(after, meet(context, handles, tensor, noted))
+                        after = _both(context, after, meet(context, handles, tensor, noted))
                     # The other saves there keep their bytes. If their version moves, the log leads to this write.
                     moves = not (written.uncounted or thread.preserving)
                     needed = key in followed or memory.is_reread(key)
                     if needed or (moves and (shared or (counted and other is not None))):
                         memory.log(noted)
                     elif moves and other is not None:
-                        after = _both(after, _log_if_moved(context, other, noted))
+                        after = _both(context, after, _log_if_moved(context, other, noted))
                     return after
             if (
                 not in_graph
@@ -168,7 +168,7 @@ def _moving(context: Context, tensor: torch.Tensor, key: int) -> After:
     return context.core.entry(moved)
 
 
-def _both(first: After | None, second: After | None) -> After | None:
+def _both(context: Context, first: After | None, second: After | None) -> After | None:
     if first is None or second is None:
         return first or second
 
@@ -176,7 +176,7 @@ def _both(first: After | None, second: After | None) -> After | None:
         first()
         second()
 
-    return both
+    return context.core.entry(both)
 
 
 def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) -> bool:
