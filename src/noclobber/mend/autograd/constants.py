@@ -57,7 +57,7 @@ def detached_constants(scene: Scene) -> Iterator[Change]:
     if any(_may_miss_gradients(one, {*event.apart}) for one in scene.files()):
         return
     edits = [_detached(read.file, loop, one) for one in event.carried]
-    title = f"detach {listed([f'`{one.name}`' for one in event.carried])}: no optimizer steps what it is computed from"
+    title = f"detach {listed([f'`{one.name}`' for one in event.carried])}, which no optimizer changes"
     yield from change(title, edits, 1, Cure.CONSTANT, is_sound=True, way="constant")
 
 

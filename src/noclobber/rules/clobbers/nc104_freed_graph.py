@@ -105,7 +105,7 @@ def _explained(event: Refusal) -> Finding:
     once = event.written is None and not event.shared and built_once(event.site, event.saved, states)
     if once and event.apart is not None and event.are_all_carried:
         names = " and ".join(f"`{one.name}`" for one in carrying.states(event))
-        constant = f"or detach {names}, if it is a constant: no optimizer has what it comes from"
+        constant = f"or detach {names}, which no optimizer changes, if only the value is meant"
         helped: list[Help] = [forward, Suggestion(constant, cure=Cure.CONSTANT)]
         return _finding(replace(event, carried=()), headline, helped, _EACH, Cause.BUILT_ONCE)
     if once:

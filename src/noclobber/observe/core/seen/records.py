@@ -47,6 +47,7 @@ class Looked:
     times: int = 0
     holders: tuple[Holder, ...] | None = ()
     apart: tuple[Holder, ...] = ()
+    """Variables that held tensors of other memory at each of these times."""
     modules: tuple[str, ...] = ()
     calls: tuple[Site, ...] = ()
 
