@@ -8,10 +8,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
@@ -31,9 +31,6 @@ from noclobber.observe.torch_api.tensors import tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint, fingerprint_aside, same
 from noclobber.observe.witness.layout import geometry, may_touch, touch
 from noclobber.observe.witness.witness import Change, change
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 MOST_WRITES = 16
 """How many writes are kept for one save: the first ones, and the last."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.seen.events import Carried
 from noclobber.model.source import Site
@@ -18,9 +19,6 @@ from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.syntax.assigning import computes_from_itself, is_fresh, set_in
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 _MOST_STATES = 4
 _FEW = 6

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Carried, Read, Save, Tensor, Via, Write
@@ -34,9 +35,6 @@ from noclobber.observe.witness.digests import (
     same_but_for_zeros,
 )
 from noclobber.observe.witness.layout import Geometry, geometry, region, shape_of, strided, tensor_on
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 STOPPED = "an in-place write was stopped: autograd still keeps the tensor for backward"
 CHANGED = "a tensor that backward needs holds other bytes than were saved, though its version did not move"

@@ -7,9 +7,9 @@ import gc
 from collections.abc import Sequence
 from itertools import islice
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.seen.events import Optimizer
 from noclobber.observe.core.seen.history import Memory
@@ -19,9 +19,6 @@ from noclobber.observe.describe.tensor_names import user_frames
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 _MOST = 64
 """Modules that are looked at."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Carried, Refusal, Tensor
@@ -29,9 +29,6 @@ from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.frames import frame_above, outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import shape_of
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 from noclobber.observe.core.seen.handles import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView
 from noclobber.observe.core.seen.records import Record
 from noclobber.observe.torch_api import before_2_12
 from noclobber.observe.torch_api.autograd import graph, native_saves
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 _NAMES_IN_FULL = torch.__version__ < "2.13"
 """Whether PyTorch says "AddBackward0" and not "Add" in this error."""

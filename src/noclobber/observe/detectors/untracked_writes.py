@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import get_ident
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.model.seen.events import Tensor, Via, Write
@@ -30,9 +31,6 @@ from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import numbers
 from noclobber.observe.witness.layout import Geometry, geometry, once, span, strided
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 T = TypeVar("T")
 Alias = Literal["data", "detached"]

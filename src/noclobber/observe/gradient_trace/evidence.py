@@ -9,15 +9,17 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.core.seen import handles
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
@@ -30,10 +32,6 @@ from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.local_numbers import dense
 from noclobber.observe.witness import digests
 from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
-    from torch.utils.hooks import RemovableHandle
 
 Truncation = Literal["", "step", "backward"]
 """Which part of a leaf's gradient counts: all of it, or only what flowed through uses of the leaf since an optimizer

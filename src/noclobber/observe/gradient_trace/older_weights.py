@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch.autograd.graph import Node
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
-    from torch.utils.hooks import RemovableHandle
 
 
 class Fresh:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
@@ -30,9 +31,6 @@ from noclobber.observe.torch_api.autograd import native_saves
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.witness import Change, change
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 UNCONNECTED = (
     "what a custom Function returned and keeps on its ctx was overwritten; its bytes are kept, but create_graph needs "

@@ -6,10 +6,12 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node
+from torch.utils.hooks import RemovableHandle
 
 from noclobber.model.seen.events import Tensor
 from noclobber.model.seen.silent import GradientWrite
@@ -23,10 +25,6 @@ from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint, same, same_but_for_zeros
 from noclobber.observe.witness.layout import geometry, touch
 from noclobber.observe.witness.witness import Change, Witness, change
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import GradientEdge, Node
-    from torch.utils.hooks import RemovableHandle
 
 Notice = Callable[[GradientWrite], None]
 

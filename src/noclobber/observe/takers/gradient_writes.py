@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.seen.events import Write
 from noclobber.model.seen.silent import GradientWrite
@@ -23,10 +24,6 @@ from noclobber.observe.takers.gradient_consumers import ENGINE, Deliveries, Spoi
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
-
 
 _HOOKS = (
     (torch.Tensor, "register_hook"),

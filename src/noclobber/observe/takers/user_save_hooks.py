@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
@@ -33,9 +34,6 @@ from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, OnDevice, differs, fingerprint, same, stored_like
 from noclobber.observe.witness.layout import geometry
 from noclobber.observe.witness.witness import Change, Witness, change
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 CHANGED_INSIDE = (
     "a write changed what the program's pack hook returned, inside of an object where noclobber cannot keep it"

@@ -7,15 +7,13 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
+from torch.autograd.function import FunctionCtx
 
 from noclobber.observe.torch_api.frames import passed_over
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 _PROBE = "noclobber: a probe"
 

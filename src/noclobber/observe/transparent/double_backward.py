@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
@@ -16,9 +16,6 @@ from noclobber.observe.core.seen.records import Backward
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack, native_saves
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import geometry
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 
 def arm(context: Context, way: Way) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from noclobber.model.seen.live_saves import EVERYWHERE, Span, meet
 from noclobber.model.seen.overlap import Region, overlap
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
-
-if TYPE_CHECKING:
-    from torch.multiprocessing.reductions import StorageWeakRef
 
 Geometry = tuple[int | None, tuple[int, ...], tuple[int, ...] | None, torch.dtype]
 """Where a tensor's bytes are: offset, shape and strides in elements, and the dtype. None: the tensor has no strides.

@@ -8,7 +8,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from io import FileIO
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,9 +24,6 @@ from noclobber.observe.core.writes import kernel_functions, optimizer_steps
 from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.layout import geometry, region
-
-if TYPE_CHECKING:
-    from io import FileIO
 
 MOST_WORDS = 4096
 """Notes that one process may leave. The same line that writes the same bytes again adds none."""

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
 import torch.utils.checkpoint
+from torch.autograd.graph import Node, saved_tensors_hooks
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.observe.core import engine
@@ -28,9 +29,6 @@ from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.witness.digests import OnDevice
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node, saved_tensors_hooks
 
 
 def arm(context: Context, way: Way) -> None:

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import ref
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
@@ -34,9 +35,6 @@ from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, all_known, fingerprint, is_on_device, same_but_for_zeros
 from noclobber.observe.witness.layout import geometry
 from noclobber.observe.witness.witness import Change, Witness, change
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
 
 
 class Holder(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.handles import Handle
@@ -32,7 +33,6 @@ from noclobber.observe.witness.layout import Geometry, geometry, touch
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
-    from torch.autograd.graph import Node
 
 Parts = dict[int, list[Geometry]]
 """Parts of storages, by storage key: where in it tensors lie."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.observe.torch_api import before_2_12, private
 from noclobber.observe.torch_api.dispatch import modes
-
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
-
 
 next_node: Callable[[], int] = private.name("_C._autograd._get_sequence_nr")
 """Returns the number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 from noclobber.observe.torch_api.dispatch import registry
 
 if TYPE_CHECKING:
     from torch._C import FunctionSchema
-    from torch.autograd.graph import Node
 
 UNNUMBERED = 2**64 - 1
 """The sequence number of AccumulateGrad nodes."""
