@@ -33,10 +33,8 @@ AROUND = {
 OF_FIX = (
     "comparison.py",
     "evidence.py",
-    "older_weights.py",
     "right_gradients.py",
     "forward_mode.py",
-    "central_differences.py",
 )
 """What `fix` alone runs, in processes of its own."""
 ONLY_DECLARED = ("hot_path.py",)

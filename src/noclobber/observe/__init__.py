@@ -7,7 +7,7 @@ torch_api/      names below PyTorch's public ones, looked up when armed, with se
 witness/        the one idea: what the bytes of a tensor were, and whether they are so still. Digests, layouts
 core/           what all the rest uses: context, bus, threads, hooks on saves
   seen/         places, records of writes, handles of saves, the history: what is kept of what was seen
-  calls/        calls of the engine and of custom Functions
+  calls         calls of the engine and of custom Functions, and who is told of them
   writes/       kernels of writes, their log, steps of optimizers
 native/         takes the usual saves and writes in C++, where it was built, and leaves all others to core/
 describe/       from records to the model: clobbers, refusals, names of tensors and states, PyTorch's own words

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import noclobber
-from noclobber.observe.fake import mode
+from noclobber.observe.fake import mode, ranks
 from noclobber.observe.fake.gpu import devices
-from noclobber.observe.fake.world import ranks
 
 
 def test_a_stale_save_is_found_at_full_size():

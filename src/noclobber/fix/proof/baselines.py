@@ -94,7 +94,7 @@ class Differences:
 
 def differences(launcher: Launcher, order: Order) -> Iterator[Differences]:
     """Central differences of what the backward call after those of an `order` begins from."""
-    from noclobber.observe.gradient_trace import central_differences, comparison, evidence, forward_mode
+    from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
 
     def started(step: float, direction: int = 0) -> Trial:
         return launcher.start(replace(order, step=step, direction=direction))
@@ -104,14 +104,14 @@ def differences(launcher: Launcher, order: Order) -> Iterator[Differences]:
 
     if (still := loss(started(0.0))) is None:
         return
-    for precision in central_differences.precisions_of(still):
+    for precision in forward_mode.precisions_of(still):
         along = []
         for direction in range(forward_mode.DIRECTIONS):
             both = [started(sign * precision.step, direction) for sign in (1, -1)]
             ahead, behind = map(loss, both)
             if ahead is None or behind is None:
                 return
-            along.append(central_differences.derivative(ahead["weighed"], behind["weighed"], precision))
+            along.append(forward_mode.derivative(ahead["weighed"], behind["weighed"], precision))
         yield Differences(still, along)
 
 

@@ -28,7 +28,7 @@ _NEEDED = (
     "noclobber.fix.proof.search",
     "noclobber.mend.shown",
     "noclobber.observe.arming.subscription",
-    "noclobber.observe.gradient_trace.central_differences",
+    "noclobber.observe.gradient_trace.forward_mode",
     "noclobber.observe.memory.allocations",
     "noclobber.observe.memory.measured_peak",
 )

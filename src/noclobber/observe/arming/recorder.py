@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from noclobber.model.reports.error import UnsupportedTorch
 from noclobber.observe import policy
-from noclobber.observe.core import blamed_lines, boundary, engine, save_hooks, threads
+from noclobber.observe.core import blamed_lines, boundary, calls, engine, save_hooks, threads
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls import custom_backwards, custom_forwards
-from noclobber.observe.core.calls.watchers import ALWAYS
+from noclobber.observe.core.calls import ALWAYS
 from noclobber.observe.core.context import Context, Parts, Subscriber
 from noclobber.observe.core.writes import kernel_functions, optimizer_steps, write_kernels, write_log
 from noclobber.observe.describe import holders, refusals
@@ -20,7 +19,7 @@ from noclobber.observe.detectors import lost_hooks, stale_casts, undeclared_writ
 from noclobber.observe.detectors.foreign_memory import exported_saves
 from noclobber.observe.memory import saved_bytes
 from noclobber.observe.native import bridge
-from noclobber.observe.preserve import copy_before_write, own_saves
+from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.takers import (
     ctx_attributes,
     gradient_writes,
@@ -85,7 +84,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("casts that autocast keeps", stale_casts.arm),
     Seen("memory that other code holds (numpy, DLPack)", exported_saves.arm),
     Seen("checkpoint regions", instrument.arm),
-    Seen("custom Functions", lambda context, way: custom_forwards.arm(context.forwards, context.memory, way)),
+    Seen("custom Functions", lambda context, way: calls.arm_forwards(context.forwards, context.memory, way)),
     Seen("what custom Functions keep on their ctx", ctx_attributes.arm),
     Seen("what custom Functions write", undeclared_writes.arm),
     Seen("custom operators", undeclared_writes.arm_operators),
@@ -144,7 +143,7 @@ CONTEXT = Context(
         around=user_save_hooks.around,
         look=holders.look,
         refused=refusals.write_failed,
-        overlaps=own_saves.before,
+        overlaps=copy_before_write.keep_overlapped,
         untracked=untracked_writes.UntrackedWrites,
         subscribe=subscribe,
         unsubscribe=unsubscribe,
@@ -200,7 +199,7 @@ def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False
         bridge.begin(context)
         write_kernels.connect(context, write_log.before(context))
         engine.arm(context, core)
-        custom_backwards.arm(context.customs, core)
+        calls.arm_backwards(context.customs, core)
         if watching:
             unfinished_backwards.end_at_exit(context)
         for seen in SEEN:

@@ -12,7 +12,7 @@ from noclobber.model.reports.report import Lost
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Event
-from noclobber.observe.core.calls.backward_calls import End
+from noclobber.observe.core.calls import End
 from noclobber.observe.core.seen.records import Backward, here
 
 

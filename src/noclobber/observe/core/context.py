@@ -15,10 +15,7 @@ import torch
 from noclobber.model.forks import lock
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
-from noclobber.observe.core.calls.backward_calls import BackwardCalls
-from noclobber.observe.core.calls.custom_backwards import CustomBackwards
-from noclobber.observe.core.calls.custom_forwards import CustomForwards
-from noclobber.observe.core.calls.watchers import ALWAYS
+from noclobber.observe.core.calls import ALWAYS, BackwardCalls, CustomBackwards, CustomForwards
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.hot_path import HotPath

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -22,10 +24,12 @@ from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Backward, Record, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.seen.written import Written, tensors
-from noclobber.observe.describe import carried_states, holders, optimizers, stale_views
+from noclobber.observe.describe import carried_states, holders, optimizers
 from noclobber.observe.describe.called import calls_to
+from noclobber.observe.describe.reachable import reachable
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import frame_above, outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import shape_of
@@ -88,7 +92,7 @@ def write_failed(
     if remembered(error) is None and about_writing(str(error)):
         tensor = next(tensors(written, args, kwargs), None)
         frame = frame_above(2)
-        if stale_views.is_of_base(str(error)):  # of a view that the operator reads, and not of what it writes
+        if is_of_base(str(error)):  # of a view that the operator reads, and not of what it writes
             refusal = _refusal_below(str(error), site_of(place_of(frame)), outward(frame), context.memory)
         else:
             refusal = refusal_of_write(written.op, tensor, str(error), frame, context)
@@ -309,7 +313,7 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drif
             message, site, names[0], written=site_of(places.pop() if len(places) == 1 else None), call="backward"
         )
     frames = _frames(error.__traceback__)
-    if stale_views.is_of_base(message):
+    if is_of_base(message):
         return _refusal_below(message, site, frames, memory)
     apply = _called(frames, "apply")
     if apply is not None and about_writing(message) and (wrote := _last_of_function(apply, memory)) is not None:
@@ -319,7 +323,7 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drif
 
 def _refusal_below(message: str, site: Site | None, frames: Iterable[FrameType], memory: Memory) -> Refusal:
     """Return the refusal to use a view after a write to its base, with the write if it is known."""
-    wrote = stale_views.write_below(message, frames, memory)
+    wrote = write_below(message, frames, memory)
     return (
         Refusal(message, site, call="access")
         if wrote is None
@@ -351,3 +355,48 @@ def _called(frames: Iterable[FrameType], function: str) -> FrameType | None:
     """Return the innermost frame of a function of torch with this name; None if there is none."""
     of_torch = (one for one in frames if owner_of(one.f_code.co_filename) is Owner.TORCH)
     return next((one for one in of_torch if one.f_code.co_name == function), None)
+
+
+def is_of_base(message: str) -> bool:
+    """Return True for the error about a view whose base, or another view of its base, was written."""
+    return "its base or another view of its base has been modified" in message
+
+
+def write_below(message: str, frames: Iterable[FrameType], memory: Memory) -> Record | None:
+    """Return the write that an error about a view is about; None if it is not known.
+
+    PyTorch does not say which view it refuses. So all views are looked at that it refuses in the same words: those that
+    the innermost of the `frames` leads to, else those anywhere.
+    """
+    with modes.plain():
+        near = ([one.value for one in reachable([frame]) if _refuses(one.value, message)] for frame in frames)
+        views = next(filter(None, near), None) or [one for one in gc.get_objects() if _refuses(one, message)]
+        writes = [_last_write(view, memory) for view in views]
+    places = {write.place if write is not None else None for write in writes}
+    return writes[-1] if len(places) == 1 else None
+
+
+def _refuses(thing: Any, message: str) -> bool:
+    """Return True for a view of which PyTorch says this.
+
+    Asking a view for its node makes a new node where the base was written, except of a view that PyTorch refuses then
+    (torch 2.13; tests/observe/describe/test_stale_views.py). So no other views are asked.
+    """
+    if not issubclass(type(thing), torch.Tensor):
+        return False
+    try:
+        if tensor_state.creation_of(thing) in ("", "DEFAULT"):
+            return False
+        thing.grad_fn  # noqa: B018 - reading it runs PyTorch's check
+    except Exception as error:
+        return str(error) == message
+    return False
+
+
+def _last_write(view: torch.Tensor, memory: Memory) -> Record | None:
+    """Return the last write to the memory of a view; None unless it is the one that gave the view its version."""
+    key, version = storages.storage_key(view), tensor_state.version_of(view)
+    for record in reversed(memory.recent):
+        if record.key == key and not record.written.uncounted and record.version is not None:
+            return record if record.version + 1 == version else None
+    return None

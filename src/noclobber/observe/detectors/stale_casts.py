@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from noclobber.model.seen.silent import StaleCast
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls.backward_calls import End
+from noclobber.observe.core.calls import End
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Backward, Record, record
 from noclobber.observe.core.seen.sites import Place, place_of, site_of

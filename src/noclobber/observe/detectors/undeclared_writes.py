@@ -16,15 +16,13 @@ import torch
 from noclobber.model.seen.events import Tensor, Write
 from noclobber.model.seen.silent import Undeclared
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls.backward_calls import End
-from noclobber.observe.core.calls.custom_forwards import ForwardCall
+from noclobber.observe.core.calls import End, ForwardCall
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.seen.handles import Handle, compare
 from noclobber.observe.core.seen.records import Backward, Record, latest, record
 from noclobber.observe.core.seen.sites import Place, caller, site_of
 from noclobber.observe.core.seen.written import SHIFTS, Written
-from noclobber.observe.core.writes import custom_op_kernels
-from noclobber.observe.core.writes.custom_op_kernels import After
+from noclobber.observe.core.writes import kernel_functions
 from noclobber.observe.describe import write_history
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
@@ -348,8 +346,8 @@ def _leads_to(node: Any, inputs: Sequence[Any]) -> bool:
 
 def arm_operators(context: Context, way: Way) -> None:
     """Compare live saves around each call of an operator that is not PyTorch's own, until the recorder disarms."""
-    custom_op_kernels.compare(way.entry(Operators(context, way).before))
-    way.at_end(lambda: custom_op_kernels.compare(None))
+    kernel_functions.compare(way.entry(Operators(context, way).before))
+    way.at_end(lambda: kernel_functions.compare(None))
 
 
 class Operators:
@@ -359,7 +357,7 @@ class Operators:
         self._context, self._way = context, way
         self._waited: dict[str, int] = {}
 
-    def before(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> After | None:
+    def before(self, op: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[object], object] | None:
         """Called before an operator runs. Returns what to call after it; None where there is nothing to compare."""
         context, live, writers = self._context, self._context.live, self._context.state(Writers)
         if context.contents is None or not context.thread.watched:

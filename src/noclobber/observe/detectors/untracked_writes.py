@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from noclobber.model.seen.events import Tensor, Via, Write
 from noclobber.model.seen.silent import Untracked
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls.backward_calls import End
+from noclobber.observe.core.calls import End
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Backward, Record, record
 from noclobber.observe.core.seen.sites import place_of

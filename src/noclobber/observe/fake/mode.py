@@ -13,14 +13,12 @@ from noclobber.model.fake import Gpu
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.sites import caller, site_of
 from noclobber.observe.core.writes.operator_mode import move_versions
-from noclobber.observe.fake.data.outside import away
-from noclobber.observe.fake.gpu.cublas import Cublas
 from noclobber.observe.fake.gpu.cudnn import Cudnn
 from noclobber.observe.fake.gpu.devices import Devices, in_words, is_played
-from noclobber.observe.fake.gpu.grouped import grouped
-from noclobber.observe.fake.gpu.norms import norms
+from noclobber.observe.fake.gpu.operators import Cublas, grouped, norms
 from noclobber.observe.fake.gpu.overlaps import refuse_overlaps
 from noclobber.observe.fake.memory import Memory
+from noclobber.observe.fake.outside import away
 from noclobber.observe.fake.values import Answers, Asked, follow, know, known, written
 from noclobber.observe.torch_api.dispatch import registry
 from noclobber.observe.torch_api.patches import Patches

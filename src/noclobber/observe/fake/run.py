@@ -17,16 +17,14 @@ from noclobber.model.reports.report import Lost
 from noclobber.model.units import counted, few
 from noclobber.observe.arming import subscription
 from noclobber.observe.core.boundary import Way, is_own
-from noclobber.observe.fake import modules, values
-from noclobber.observe.fake.data import outside
-from noclobber.observe.fake.data.batches import Batches
-from noclobber.observe.fake.data.checkpoints import Checkpoints
-from noclobber.observe.fake.gpu import autocasts, classes, cuda, cudnn, devices, kernels
+from noclobber.observe.fake import memory, outside, ranks, values
+from noclobber.observe.fake.checkpoints import Checkpoints
+from noclobber.observe.fake.gpu import classes, cuda, cudnn, devices, kernels
 from noclobber.observe.fake.memory import Memory
 from noclobber.observe.fake.mode import Mode
+from noclobber.observe.fake.outside import Batches
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
-from noclobber.observe.fake.world import ranks
 from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.patches import Patches
@@ -83,7 +81,6 @@ class FakeRun:
         if gpu.count:
             cuda.patch(patches, gpu, self.devices, self.memory)
             classes.patch(patches, self.devices)
-            autocasts.patch(patches, gpu.kind)
             self._at_end.callback(kernels.patch(patches, gpu.kind))
             cudnn.patch(patches, gpu.kind)
         patches.put(torch.autograd, "_engine_run_backward", self._played(engine_state.engine()))
@@ -93,7 +90,7 @@ class FakeRun:
         self._at_end.callback(self._checkpoints.end)
         if self._batches is not None:
             self._batches.patch(patches)
-        self._at_end.callback(modules.patch(patches, self.memory, self._way, keeps=not self._order.is_program))
+        self._at_end.callback(memory.patch_modules(patches, self.memory, self._way, keeps=not self._order.is_program))
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
         self._at_end.callback(self._ranks.end)
         self._ranks.begin()

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.core.seen import handles
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
-from noclobber.observe.gradient_trace.older_weights import Fresh
+from noclobber.observe.gradient_trace.right_gradients import Fresh
 from noclobber.observe.torch_api import private, required
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes

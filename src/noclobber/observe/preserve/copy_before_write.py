@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -10,11 +10,13 @@ from noclobber.model.reports.kept import Kept
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle, Needed, Suspect, compare
 from noclobber.observe.core.seen.records import Record
-from noclobber.observe.core.seen.sites import Place, site_of
+from noclobber.observe.core.seen.sites import Place, caller, site_of
+from noclobber.observe.core.seen.written import Written, tensors
+from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.witness.digests import fingerprint, same
-from noclobber.observe.witness.layout import geometry, once, reach, touch
+from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.witness.digests import fingerprint, fingerprint_aside, same
+from noclobber.observe.witness.layout import geometry, once, reach, share_bytes, span_of, touch
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors, each with the copy of its bytes."""
@@ -127,3 +129,53 @@ def _part(copied: torch.Tensor, copy: torch.Tensor, alias: torch.Tensor) -> torc
     if offset < 0 or offset + reach(alias) >= copied.numel():
         return None
     return copy.as_strided(alias.shape, alias.stride(), copy.storage_offset() + offset)
+
+
+def keep_overlapped(
+    context: Context, written: Written, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Callable[[], None] | None:
+    """Copy the arguments that an operator is about to overwrite through another. Returns what to call after it: it
+    gives the copies to the saves that the operator has made; None if there are none.
+
+    When such a write is seen, nothing is saved. Autograd itself saves a clone of the written argument where it needs it
+    (torch 2.13; tests/observe/preserve/test_preserve_own_saves.py).
+    """
+    if not torch.is_grad_enabled() or written.only_moves:
+        return None
+    writes = list(tensors(written, args, kwargs))
+    beside = [one for one in _beside(written, args, kwargs) if any(share_bytes(one, other) for other in writes)]
+    if not beside:
+        return None
+    with modes.aside():
+        made = [(tensor_state.detach(one), copy(context, tensor_state.detach(one))) for one in beside]
+    copies = [(alias, kept) for alias, kept in made if kept is not None]
+    if len(copies) < len(made):
+        return None
+    versions, node, place = [tensor_state.version_of(one) for one in beside], engine_state.next_node(), caller()
+
+    def after() -> None:
+        for (alias, kept), version in zip(copies, versions, strict=True):
+            for handle in context.live.at(storages.storage_key(alias) or 0, span_of(alias)):
+                is_made = handle.suspect is None and handle.version == version and handle.node >= node
+                if is_made and not isinstance(handle, Needed):
+                    _keep(context, handle, [(alias, kept)], written.op, place)
+
+    return context.core.entry(after)
+
+
+def _beside(written: Written, args: tuple[object, ...], kwargs: dict[str, object]) -> Iterator[torch.Tensor]:
+    """Return the tensors that an operator gets besides those that it writes, also those in lists."""
+    places, names = {at for at, _ in written.arguments}, {name for _, name in written.arguments}
+    values = [value for at, value in enumerate(args) if at not in places]
+    return tensor_state.tensors_in(values, [value for name, value in kwargs.items() if name not in names])
+
+
+def _keep(context: Context, handle: Handle, copies: Copies, op: str, place: Place | None) -> None:
+    kept = found(copies, handle.alias)
+    if kept is None:
+        return
+    handle.suspect = suspect = Suspect()
+    give(context, handle, suspect, kept)
+    if handle.digest is not None:
+        handle.digest = fingerprint_aside(kept)
+    tell(context, place, op, handle, kept)

@@ -15,11 +15,9 @@ from torch.autograd.graph import Node
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
 from noclobber.observe import policy
+from noclobber.observe.core import calls
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls import custom_backwards
-from noclobber.observe.core.calls.custom_backwards import CustomBackwards
-from noclobber.observe.core.calls.custom_forwards import ForwardCall
-from noclobber.observe.core.calls.watchers import ALWAYS
+from noclobber.observe.core.calls import ALWAYS, CustomBackwards, ForwardCall
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.handles import Handle, alias_of
@@ -140,8 +138,8 @@ class CtxSaves:
         weak, customs = ref(ctx), CustomBackwards(None)
         customs.them.append((self.way, self.compare, ALWAYS))
         self._by_themselves.add(ctx)
-        for name in custom_backwards.natives():
-            _attributes(ctx)[name] = custom_backwards.of_node(self.way, weak, name, customs)
+        for name in calls.natives():
+            _attributes(ctx)[name] = calls.of_node(self.way, weak, name, customs)
 
     def begins(self, ctx: Node, args: tuple[object, ...]) -> Callable[[object], None] | None:
         """Call `compare` for a backward that is about to run, unless the node calls it itself."""

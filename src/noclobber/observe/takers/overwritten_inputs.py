@@ -21,7 +21,7 @@ from torch.nn.modules import module as modules
 from noclobber.model.seen.operators import ACTIVATIONS
 from noclobber.model.seen.silent import Overwritten
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls.backward_calls import End
+from noclobber.observe.core.calls import End
 from noclobber.observe.core.context import IN_GRAPH, Context, Look
 from noclobber.observe.core.seen.reads import tensors_held
 from noclobber.observe.core.seen.records import Backward, Record, record

@@ -9,7 +9,7 @@ from torch.autograd.graph import Node
 
 from noclobber.observe.core import save_hooks
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls.backward_calls import End
+from noclobber.observe.core.calls import End
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.records import Backward

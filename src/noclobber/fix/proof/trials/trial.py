@@ -144,8 +144,7 @@ class TrialProcess(Member):
     def _torch_is_there(self) -> None:
         from noclobber.observe.arming import subscription
         from noclobber.observe.gradient_trace import evidence, right_gradients
-        from noclobber.observe.gradient_trace.central_differences import Moved, MovedAtFirst
-        from noclobber.observe.gradient_trace.forward_mode import ForwardMode
+        from noclobber.observe.gradient_trace.forward_mode import ForwardMode, Moved, MovedAtFirst
 
         generators.begin_torch()
         order, mode = self._order, self._order.mode

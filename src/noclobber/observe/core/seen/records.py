@@ -145,7 +145,7 @@ class Backward:
     resting: bool = False
     """Whether these hooks are off the stack while no Python runs in the call."""
     deliveries: Any = None
-    """What is known of gradients that are overwritten during the call (gradient_consumers.py); None if nothing."""
+    """What is known of gradients that are overwritten during the call (gradient_writes.py); None if nothing."""
     explained: list[Site | None] = field(default_factory=list)
     """The lines of the writes that were reported during the call."""
     optimizers: tuple[Optimizer, ...] | None = None

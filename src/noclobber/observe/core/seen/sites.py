@@ -8,7 +8,6 @@ from types import CodeType, FrameType
 
 from noclobber.model.source import Owner, Site, is_plumbing, is_settled, owner_of
 from noclobber.observe.core.seen import traced_lines
-from noclobber.observe.torch_api.autograd import graph_code
 from noclobber.observe.torch_api.autograd.engine_state import backward_call
 
 Place = tuple[CodeType, int, "Place | None"]
@@ -30,7 +29,7 @@ def kind_of(path: str) -> int:
     if traced_lines.runs_graphs(path):
         KINDS[path] = _TRACED
         return _TRACED
-    if graph_code.is_written(path):
+    if traced_lines.is_written(path):
         KINDS[path] = _GRAPH
         return _GRAPH
     owner = owner_of(path)
@@ -89,7 +88,7 @@ def site_of(place: Place | None) -> Site | None:
     if place is None:
         return None
     code, lasti, inside = place
-    if inside is not None and graph_code.is_written(inside[0].co_filename):
+    if inside is not None and traced_lines.is_written(inside[0].co_filename):
         graph, number, inside = inside
         statement, library = traced_lines.behind(graph, number)
         code, lasti = statement or (code, lasti)

@@ -6,15 +6,17 @@ as text, the line that each operator was traced from.
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
+from typing import Any
 
 from noclobber.model.source import Owner, is_plumbing, owner_of
-from noclobber.observe.torch_api.autograd import graph_code
 from noclobber.syntax.compiling import compiled
 
 _INTERPRETER = os.path.join("torch", "fx", "interpreter.py")
@@ -47,7 +49,7 @@ def behind(code: CodeType, number: int) -> tuple[Instruction | None, Instruction
 
     Each is None where it is not known. This searches for the graph, so it is for reports only.
     """
-    return _behind(graph_code.traced_from(code, number))
+    return _behind(traced_from(code, number))
 
 
 def _behind(trace: str | None) -> tuple[Instruction | None, Instruction | None]:
@@ -87,3 +89,37 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _nested(constant)
+
+
+_FILES = "<eval_with_key>"
+
+
+def is_written(path: str) -> bool:
+    """Return True for the `co_filename` of code that torch.fx wrote: torch.compile runs it with the backend `eager`."""
+    return path.startswith(_FILES)
+
+
+def traced_from(code: CodeType, instruction: int) -> str | None:
+    """Return the stack, as text, that the node at an instruction of a graph's code was traced from.
+
+    None if the graph is gone or knows no stack. Each graph has a class of its own, whose `forward` is this code. The
+    graph counts its lines from the `def` (`_lineno_map`, torch 2.10 to 2.15; tests/observe/core/test_compiled.py).
+    """
+    graphs: Any = sys.modules.get("torch.fx.graph_module")
+    for kind in _below(graphs.GraphModule) if graphs is not None else ():
+        if getattr(vars(kind).get("forward"), "__code__", None) is code:
+            module: Any = next((one for one in gc.get_referrers(kind) if type(one) is kind), None)
+            line = next((line for start, end, line in code.co_lines() if start <= instruction < end), None)
+            if module is None or line is None:
+                return None
+            number = (getattr(module, "_lineno_map", None) or {}).get(line - code.co_firstlineno)
+            found = (one for index, one in enumerate(module.graph.nodes) if index == number)
+            return next((one.stack_trace for one in found), None)
+    return None
+
+
+def _below(kind: type) -> Iterator[type]:
+    one: type
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)

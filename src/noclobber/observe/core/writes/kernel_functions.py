@@ -22,6 +22,11 @@ from noclobber.observe.witness.digests import fingerprint_aside
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKeySet, _DispatchOperatorHandle
+
 
 Kernel = Callable[..., object]
 Before = Callable[[Written, torch.Tensor], After | None]
@@ -185,3 +190,50 @@ def views_made(context: Context, op: str) -> None:
     has none."""
     if torch.is_grad_enabled():
         context.memory.several.append((engine_state.next_node(), op, place_of(sys._getframe(1))))
+
+
+Around = Callable[[str, tuple[object, ...], dict[str, object]], Callable[[object], object] | None]
+"""Called with an operator's name and arguments before it runs. Returns what to call after it, with what the operator
+returned; None for nothing."""
+
+_OWN = frozenset(
+    """
+    aten prim prims quantized _quantized quantized_decomposed quantization static_runtime _test c10d c10d_functional
+    _c10d_functional _c10d_functional_autograd symm_mem onednn mkldnn mkldnn_prepacked mkl profiler inductor
+    inductor_prims _inductor_test debugprims rngprims sparse _native debug_mode_ops export _dtensor onnx onnx_symbolic
+    streams flex_lib fsdp higher_order torchvision torchaudio
+    """.split()  # noqa: SIM905
+)
+_around: Around | None = None
+
+
+def is_foreign(namespace: str) -> bool:
+    """Return True if a namespace is not PyTorch's own.
+
+    The schemas of PyTorch's own operators are believed, except a few (written.py).
+    """
+    return namespace not in _OWN
+
+
+def compare(around: Around | None) -> None:
+    """Call `around` before each operator that has a kernel from `comparing`, or with None stop doing so."""
+    global _around
+    _around = around
+
+
+def comparing(handle: _DispatchOperatorHandle, name: str) -> Kernel:
+    """Return a kernel for an operator that is not PyTorch's own and whose schema says that it writes nothing: with it a
+    detector compares the arguments before and after. Its first argument is the set of dispatch keys.
+
+    The spare key stays set, so that the writes inside the operator are logged.
+    """
+    below = spare_key.KEYS_BELOW
+
+    def compared(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
+        after = _around(name, args, kwargs) if _around is not None else None
+        result = handle.redispatch_boxed(keys & below, *args, **kwargs)
+        if after is not None:
+            after(result)
+        return result
+
+    return compared

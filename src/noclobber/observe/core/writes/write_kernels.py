@@ -19,7 +19,7 @@ from noclobber.model.reports.error import UnsupportedTorch
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.written import NUMBERS_AS_TENSORS, RECURRENT, Written, makes_many_views, written_by
-from noclobber.observe.core.writes import custom_op_kernels, kernel_functions
+from noclobber.observe.core.writes import kernel_functions
 from noclobber.observe.core.writes.kernel_functions import Before
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import modes, registry, spare_key
@@ -106,7 +106,7 @@ def look_at(name: str) -> None:
     if schema is None or (before is not None and before == schema):
         return
     _known.add(name)
-    if custom_op_kernels.is_foreign(name.partition("::")[0]):
+    if kernel_functions.is_foreign(name.partition("::")[0]):
         _foreign[name] = schema
     with _unwarned() if is_known else nullcontext():  # PyTorch warns of a kernel that takes the place of another
         _register(name, schema, replaces=is_known)
@@ -127,8 +127,8 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
         kernel = kernel_functions.passing(registry.overload(name), schema.name)
     elif name in NUMBERS_AS_TENSORS or schema.name in RECURRENT:
         kernel = kernel_functions.passing(registry.overload(name))
-    elif compared := custom_op_kernels.is_foreign(namespace):
-        kernel = custom_op_kernels.kernel(registry.handle(name), schema.name)
+    elif compared := kernel_functions.is_foreign(namespace):
+        kernel = kernel_functions.comparing(registry.handle(name), schema.name)
     else:
         return
     library = _libraries.get(namespace) or _libraries.setdefault(namespace, registry.library(namespace))

@@ -69,7 +69,7 @@ def _built() -> int:
 
 def _extensions() -> Iterator[str]:
     """Yield the files of the extension modules in this process that are neither torch's nor noclobber's. The operators
-    of a library that `torch.ops.load_library` has loaded are compared one by one (custom_op_kernels.py)."""
+    of a library that `torch.ops.load_library` has loaded are compared one by one (kernel_functions.py)."""
     if _MAPS.exists():  # a module that torch.utils.cpp_extension builds is not in sys.modules
         lines = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
         files = {parts[5] for parts in lines if len(parts) > 5 and "x" in parts[1]}

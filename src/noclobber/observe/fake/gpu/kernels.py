@@ -21,7 +21,10 @@ _LARGEST_HEAD = 256
 
 def patch(patches: Patches, kind: str) -> Callable[[], None]:
     """Put functions that choose a GPU's kernels for the played device in the place of PyTorch's; the function that is
-    returned undoes what `patches` does not."""
+    returned undoes what `patches` does not.
+
+    The CPU's autocast works too where that of the played device does, as the device lies on the CPU.
+    """
     drop, attend = torch.dropout, functional.scaled_dot_product_attention
     rules = private.lookup("_meta_registrations")
     hint = rules.device_hint
@@ -29,6 +32,17 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
     def device_hint(tensor: Any) -> str:
         """Return the kind of device for which PyTorch's rules of shapes answer."""
         return kind if isinstance(tensor, FakeTensor) and is_played(tensor.fake_device) else hint(tensor)
+
+    def as_well(name: str) -> Any:
+        native = getattr(torch, name)
+
+        def set_autocast(*args: Any) -> None:
+            native(*args)
+            if len(args) == 2 and args[0] == kind:
+                native("cpu", args[1])
+
+        set_autocast.__name__ = name
+        return set_autocast
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         if is_on(kind, input) and train and 0 < p < 1 and input.numel():
@@ -70,6 +84,8 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
     patches.put(torch, "dropout", dropout)
     patches.put(functional, "scaled_dot_product_attention", scaled_dot_product_attention)
     patches.put(rules, "device_hint", device_hint)
+    for name in ("set_autocast_enabled", "set_autocast_dtype"):
+        patches.put(torch, name, as_well(name))
     AT_ONCE.append(FakeTensor)  # `torch.distributed.tensor` adds to the list too, so it is not replaced
     return lambda: AT_ONCE.remove(FakeTensor)
 

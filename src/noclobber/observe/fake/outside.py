@@ -1,9 +1,11 @@
-"""Batches in place of data that is not on this machine: what `--shapes` asks for."""
+"""What comes from outside into a fake run: data loaders and data sets, which stay real, and batches in place of data
+that is not on this machine (`--shapes`)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +14,45 @@ from torch.utils.data import DataLoader
 
 from noclobber.model.fake import STEPS, Batch, Shape
 from noclobber.observe.fake.gpu.devices import Devices
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors.fake_tensors import LOADING
+
+
+@contextlib.contextmanager
+def _unpinned(loader: Any) -> Iterator[None]:
+    """Let a data loader pin nothing while it makes an iterator: no device is here."""
+    if getattr(loader, "pin_memory", False) is not True:
+        yield
+        return
+    loader.pin_memory = False
+    try:
+        yield
+    finally:
+        loader.pin_memory = True
+
+
+@contextlib.contextmanager
+def away() -> Iterator[None]:
+    """Run a block of the program on real tensors, without the modes of the fake run."""
+    with modes.no_modes(), modes.plain():
+        yield
+
+
+def patch(patches: Patches) -> None:
+    """Let data loaders work on real tensors."""
+
+    def real(native: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any, **options: Any) -> Any:
+            with away(), _unpinned(args[-1]):
+                return native(*args, **options)
+
+        return work
+
+    for kind in LOADING:
+        for name in ("__init__", "__next__", "_next_data", "_reset"):
+            if name in vars(kind):
+                patches.put(kind, name, real(getattr(kind, name)))
 
 
 class Batches:

@@ -19,8 +19,8 @@ from typing import Any, Self
 import torch
 from torch.utils import _pytree as pytree
 
-from noclobber.observe.fake.data.outside import away
 from noclobber.observe.fake.gpu.devices import Devices
+from noclobber.observe.fake.outside import away
 from noclobber.observe.fake.values import know, known
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor

@@ -8,14 +8,13 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
 from noclobber.observe.fake.gpu.devices import Devices, say_played
-from noclobber.observe.fake.world import pipelines
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import IN_C, fake_store
@@ -115,7 +114,7 @@ class Ranks:
             native(backend="fake", store=store, rank=rank, world_size=world_size)
             # A DeviceMesh chooses the device of the rank, but not in a fake group (torch 2.13).
             devices.current = devices.current or rank % local
-            pipelines.patch(patches)
+            patch_pipelines(patches)
 
         for name, function in {"init_process_group": init_process_group, **_objects()}.items():
             native_one = getattr(dist.distributed_c10d, name)
@@ -171,7 +170,7 @@ def _objects() -> dict[str, Callable[..., None]]:
         gather_object,
         scatter_object_list,
         broadcast_object_list,
-        pipelines.recv_object_list,
+        recv_object_list,
     )
     return {one.__name__: one for one in functions}
 
@@ -210,3 +209,36 @@ def _patch_ddp(patches: Patches) -> None:
 
     patches.put(DistributedDataParallel, "__init__", __init__)
     patches.put(DistributedDataParallel, "register_comm_hook", lambda *_: None)
+
+
+_NOBODY = (
+    "noclobber: in a run without values no other rank sends an object. A stage of a pipeline learns its shapes from "
+    "`PipelineStage(..., input_args=..., output_args=...)`"
+)
+
+
+def recv_object_list(*_: object, **__: object) -> NoReturn:
+    """Stands for what waits for an object of another rank: its bytes would be of memory that nobody has written."""
+    raise RuntimeError(_NOBODY)
+
+
+def patch_pipelines(patches: Patches) -> None:
+    """Let the stages of a program know what their neighbours would tell them, if it has imported pipelines.
+
+    The gradient of a result has the shape of the result; what comes in is what the program has said of it. A release
+    without these names asks nobody for that (torch 2.10; tests/observe/fake/test_ranks.py).
+    """
+    stages: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    names = ("_StageForwardMeta", "_StageBackwardMeta", "_derive_grad_metas")
+    if not hasattr(getattr(stages, "PipelineStage", None), "_recv_meta") or not all(map(vars(stages).get, names)):
+        return
+
+    def _recv_meta(stage: Any, of: int) -> object:
+        if of > stage.stage_index:
+            gradients = stages._derive_grad_metas(stage._stage_meta.outputs)
+            return stages._StageBackwardMeta(backward_metas=gradients)
+        if stage._user_meta.inputs is None:
+            raise RuntimeError(_NOBODY)
+        return stages._StageForwardMeta(forward_metas=stage._user_meta.inputs)
+
+    patches.put(stages.PipelineStage, "_recv_meta", _recv_meta)

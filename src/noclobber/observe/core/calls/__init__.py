@@ -1,1 +1,0 @@
-"""Calls of the engine and of custom Functions, as the context knows them."""

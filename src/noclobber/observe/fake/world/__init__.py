@@ -1,1 +1,0 @@
-"""One rank of many, whose neighbours are not there."""
