@@ -144,8 +144,7 @@ def detached_by_number(context: Context, tensor: torch.Tensor) -> None:
         context.live.all()
     for handle in weakref.getweakrefs(tensor) if number is not None else ():
         if isinstance(handle, Handle) and handle.node != number:
-            handle.suspect = Suspect()
-            handle.suspect.detached = True
+            handle.suspect = Suspect(detached=True)
 
 
 def spare(context: Context, tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle | None:

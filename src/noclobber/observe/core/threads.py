@@ -128,14 +128,13 @@ def apart(context: Context) -> Iterator[None]:
 def push_hooks(context: Context) -> None:
     """Push hooks for this thread. PyTorch only calls the uppermost pair, so ours calls the program's pair below it."""
     below = hook_stack.top_hooks(True)
-    ours = context.parts.around(context, below) if below and not save_hooks.are_ours(below) else _hooks(context)
+    if below and not save_hooks.are_ours(below):
+        ours = context.parts.around(context, below)
+    else:
+        ours = save_hooks.hooks(context, _saved_late)
     hook_stack.push_hooks(*ours)
     context.thread.hooks = ours
     _enter_native(context)
-
-
-def _hooks(context: Context) -> save_hooks.Hooks:
-    return save_hooks.hooks(context, _saved_late)
 
 
 def _saved_late(context: Context, tensor: torch.Tensor) -> Handle:
@@ -165,7 +164,7 @@ def renew_hooks(context: Context) -> None:
     thread = context.thread
     if not save_hooks.are_ours(thread.hooks):
         return
-    thread.hooks = _hooks(context)
+    thread.hooks = save_hooks.hooks(context, _saved_late)
     if thread.withdrawn is not None:
         thread.withdrawn = thread.hooks
     else:

@@ -104,9 +104,8 @@ class AskedInputs:
     def _look_at_writes(self, looks: bool) -> None:
         if looks != self._looks:
             self._looks = looks
-            self._context.attend(self._looking, [IN_GRAPH]) if looks else self._context.ignore(
-                self._looking, [IN_GRAPH]
-            )
+            change = self._context.attend if looks else self._context.ignore
+            change(self._looking, [IN_GRAPH])
 
     def _registered(self, _: object, module: object = None, *__: object, **___: object) -> None:
         if isinstance(module, torch.nn.Module):

@@ -31,8 +31,7 @@ def arm(context: Context, way: Way) -> None:
             native(saved, *args, **kwargs)
             return
         native(native_saves.raw(theirs), *args, **kwargs)
-        handle.suspect = Suspect()
-        handle.suspect.theirs = theirs
+        handle.suspect = Suspect(theirs=theirs)
         # The handle lets the memory go: from now on the program's hooks decide what happens to it.
         old, handle.alias, handle.version = handle.alias, _NOTHING, _NOTHING._version
         handle.digest = handle.shown = None

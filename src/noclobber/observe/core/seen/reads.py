@@ -414,13 +414,10 @@ def moved(before: Iterable[Value], now: Iterable[Value]) -> tuple[Moved, ...]:
             replaced = type(one) is tuple and type(other) is tuple and one[1] != other[1]
             said = _in_words(was, value)
             name = "" if isinstance(key, Key) else str(key.name if isinstance(key, Variable) else key)
-            told = Moved(_name(path), name, *said, isinstance(key, Variable), kind, replaced, _is_rebound(was, value))
+            rebound = type(was) is not tuple or type(value) is not tuple or was[1] != value[1]
+            told = Moved(_name(path), name, *said, isinstance(key, Variable), kind, replaced, rebound)
             found.setdefault((name or told.name, *said), (rank, told))
     return tuple(one for _, one in sorted(found.values(), key=lambda entry: entry[0])[:MOST_MOVED])
-
-
-def _is_rebound(was: object, value: object) -> bool:
-    return not (type(was) is tuple and type(value) is tuple and was[1] == value[1])
 
 
 def _rank(was: object, value: object) -> int | None:

@@ -31,11 +31,6 @@ def parameters(optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def _is_sharded(parameter: torch.Tensor) -> bool:
-    """Return True if a parameter may be a shard, as those of FSDP2 are. Saves of what it shards lie in other memory."""
-    return type(parameter) not in storages.PLAIN
-
-
 def is_of_torch(kind: type) -> bool:
     """Return True if a type of optimizers is PyTorch's own: its step runs no code of the program but a closure."""
     return kind.__module__.startswith("torch.optim.")
@@ -81,7 +76,9 @@ def _before(
         thread.muted = True
         spare_key.set_key(False)
     elif context.watching and live.any():
-        _about_to_write(context, optimizer, filter(_is_sharded, parameters(optimizer)), place, step)
+        # They may be shards, as those of FSDP2 are. Saves of what is sharded lie in other memory.
+        others = (one for one in parameters(optimizer) if type(one) not in storages.PLAIN)
+        _about_to_write(context, optimizer, others, place, step)
 
 
 def _remember(context: Context, optimizer: torch.optim.Optimizer, place: Place | None, step: Step) -> None:

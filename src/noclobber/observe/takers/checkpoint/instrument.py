@@ -7,7 +7,7 @@ import torch.utils.checkpoint
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.takers import user_save_hooks
-from noclobber.observe.takers.checkpoint import arguments, non_reentrant, reentrant, selective
+from noclobber.observe.takers.checkpoint import non_reentrant, reentrant, selective
 from noclobber.observe.torch_api import self_tests
 
 
@@ -21,6 +21,6 @@ def arm(context: Context, way: Way) -> None:
         way.patches.put(
             module, "_current_user_saved_tensors_hooks", lambda: way.guarded(lambda: user_save_hooks.theirs(asks))
         )
-    arguments.arm(context, way)
+    non_reentrant.give_arguments_again(context, way)
     reentrant.arm(context, way)
     selective.arm(context, way)
