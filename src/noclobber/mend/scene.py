@@ -205,12 +205,12 @@ class Scene:
         labels = [one.span.path for one in self.finding.labels if one.role != "inside"]
         paths = list(dict.fromkeys([*labels, *(one.span().path for one in self.finding.calls)]))
         found: dict[str, File] = {}
-        while paths and len(found) < _MOST_FILES:
-            file = self.file(path) if (path := paths.pop(0)) not in found else None
+        for path in paths:
+            file = self.file(path) if len(found) < _MOST_FILES else None
             if file is not None:
-                found[path] = file
-                paths += _imported(file)
-        return list({file.path: file for file in found.values()}.values())
+                found[file.path] = file
+                paths += dict.fromkeys(one for one in _imported(file) if one not in paths)
+        return list(found.values())
 
 
 def _statement_on(file: File, line: int) -> ast.stmt | None:

@@ -58,10 +58,10 @@ def carried(
 
     with modes.plain():
         for held in reachable(user_frames(frame)):
-            if held.kind == "attribute" and not can_hold_another(held):
-                continue
             node = _node_of(held.value)
-            there = [] if node is None else [edge for edge in edges if leads_there(edge, node, held)]
+            if node is None or (held.kind == "attribute" and not can_hold_another(held)):
+                continue
+            there = [edge for edge in edges if leads_there(edge, node, held)]
             leading += [(held, there)] * bool(there)
     lasting = [one for one in leading if not is_fresh(site, re.split(r"\W", one[0].name)[0])]
     known = {edge for _, there in leading for edge in there}
