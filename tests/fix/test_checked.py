@@ -349,3 +349,19 @@ net(prompt).square().sum().backward()
     assert it.finding.code == "NC302"
     assert it.judged(("prompt += torch", "prompt = prompt + torch")).level is Level.CHECKED
     assert not it.judged(("prompt += torch", "prompt = prompt + 2 * torch")).right
+
+
+@pytest.mark.parametrize("row", ["0", "torch.tensor([True, False, False, True])"])
+def test_what_is_written_into_some_rows_of_an_expanded_leaf_is_not_checked(bench, row):
+    """With gradients off the write changes all rows: such a run is no reference."""
+    text = f"""\
+import torch
+start, last = torch.nn.Parameter(torch.randn(1, 3)), torch.nn.Linear(3, 3)
+h = start.expand(4, -1)
+h[{row}] = 0.0
+last(h).square().mean().backward()
+"""
+    it = bench(text)
+    assert it.finding.code == "NC302"
+    for patch in (("h = start.expand(4, -1)", "h = start.clone().expand(4, -1)"), ("(4, -1)", "(4, -1).clone()")):
+        assert it.judged(patch).level is Level.UNPROVEN

@@ -2748,6 +2748,14 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "an assignment to a row of an expanded parameter, in a loop": """
+start = nn.Parameter(torch.randn(1, 4, dtype=torch.float64))
+def run():
+    h = start.expand(4, -1)
+    for i in range(2):
+        h[i] = 0.0
+    h.square().sum().backward()
+""",
     "a forward with dropout, before two loops of its steps": """
 first, last = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
 net = nn.Sequential(first, nn.Dropout(0.5), nn.Tanh(), last)

@@ -29,6 +29,10 @@ _OF_ITS_OWN = "its gradient is not that of forward mode, but the program makes g
 _OF_OTHERS = (
     "the value that it writes depends on other leaves, and no run shows whether these should get a gradient through it"
 )
+_EXPANDED = (
+    "there is nothing to compare with: without the patch, and with gradients off, a write to one row of what was "
+    "expanded changes them all"
+)
 _FURTHEST = 32
 """The last backward call that is compared with the patched program's own central differences."""
 _CENTRAL = f"central differences of its own loss along {forward_mode.DIRECTIONS} random directions"
@@ -41,7 +45,7 @@ class Stage:
 
     `after`: how many backward calls that program ends before the write is refused. `of_itself`: whether the value to be
     written was seen to depend on no leaf but the written one. `carries`: whether the program was seen to hand a graph
-    on from turn to turn, by states that get new values.
+    on from turn to turn, by states that get new values. `expanded`: whether a write is to a view of an expanded leaf.
     """
 
     references: References
@@ -49,6 +53,7 @@ class Stage:
     after: int
     before: Patch
     of_itself: bool = False
+    expanded: bool = False
     carries: bool = False
 
 
@@ -90,6 +95,8 @@ def by_derivative(
     value depends on other leaves, an update would leave them without a gradient. `said` are the words on the calls
     before. `alone` runs the patched program in float64.
     """
+    if stage.expanded:
+        return without_gradients(result, said, _EXPANDED)
     its, known = comparison.call_of(found, stage.after + 1), True
     which = "next" if stage.after else "first"
     kinds: tuple[Kind, ...] = ("derivative", "updated")
@@ -145,10 +152,10 @@ def _agreement(
 
 
 def _agrees(found: Iterable[Differences], call: dict[str, Any] | None) -> bool | None:
-    """Return True if a backward call has the derivatives that some central differences give; None where it has none, or
-    the others are of another loss."""
+    """Return True if a backward call has the derivatives that some central differences give; None where it has none, as
+    where it failed, or the others are of another loss."""
     agrees = None
-    for one in found if call is not None and call["along"] else ():
+    for one in found if call is not None and call.get("along") else ():
         if call is None or comparison.same_before(one.still, call)[0]:
             break
         pairs = list(zip(one.along, call["along"], strict=False))

@@ -97,6 +97,7 @@ class Prover:
             if "NC104" in codes and not last.references.order.retaining:
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
         self._stages[-1].of_itself = isinstance(finding.event, Refusal) and finding.event.of_itself
+        self._stages[-1].expanded |= isinstance(finding.event, Refusal) and finding.event.expanded
         self._stages[-1].carries |= isinstance(finding.event, (Clobber, Refusal)) and finding.event.carried != ()
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
             self._stages[-1].references.start(kind)

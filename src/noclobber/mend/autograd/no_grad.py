@@ -65,7 +65,8 @@ _METHODS = (
 
 def under_mode(scene: Scene) -> Iterator[Change]:
     """Put a refused write, and the writes like it beside it, under `with torch.no_grad():`; or the whole function."""
-    for write in scene.writes() if scene.is_refused else ():
+    event = scene.finding.event
+    for write in scene.writes() if isinstance(event, Refusal) and scene.is_refused and not event.expanded else ():
         file, found = write.file, write.statement
         if hasattr(found, "body") or file.own_lines(found) is None:
             continue

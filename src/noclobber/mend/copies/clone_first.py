@@ -21,6 +21,7 @@ from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
 from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
+from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import append, cloned_before
 from noclobber.syntax.names import (
@@ -42,7 +43,7 @@ def into_clone(scene: Scene) -> Iterator[Change]:
     """The writes of a finding into a clone of what they write."""
     for write in scene.writes():
         if scene.is_leaf:
-            yield from _of_leaf(write)
+            yield from _of_leaf(scene, write)
         elif not scene.may_write_anew or (write.call is not None and not writes(write.call) and scene.is_clobber):
             continue
         elif scene.is_refused:
@@ -95,9 +96,10 @@ def _is_loop_variable(loop: Loop, name: str) -> bool:
     return any(name.split(".")[0] in names_bound(one.target) for one in walk(loop, ast.stmt) if isinstance(one, FOR))
 
 
-def _of_leaf(write: WriteSyntax) -> Iterator[Change]:
-    """A clone of a leaf, or of a view of one, so that the gradient flows; or a clone where the view is made."""
-    file, name, found = write.file, write.name, write.statement
+def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
+    """A clone of a leaf, or of a view of one, so that the gradient flows; or a clone where the view is made, unless it is
+    expanded there."""
+    file, name, found, event = write.file, write.name, write.statement, scene.finding.event
     if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
         return
     title = f"write into a clone of `{name}`, so that the gradient flows through"
@@ -106,6 +108,8 @@ def _of_leaf(write: WriteSyntax) -> Iterator[Change]:
     if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
     yield from change(title, [cloned_before(file, found, name)], 1)
+    if isinstance(event, Refusal) and event.expanded:
+        return
     scope, root = file.scope(found), base_of(definition(file, write.base, found))
     if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):
         title = f"write into a clone of `{dotted(root)}`"

@@ -229,5 +229,8 @@ class Refusal:
     """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""
     of_itself: bool = False
     """Whether that graph leads to nothing but the leaf itself, as that of a decay of weights does."""
+    expanded: bool = False
+    """Whether it was a view of a leaf in which one element stands for several, so that with gradients off the write
+    changes more than what it names."""
     unmapped: bool = False
     """Whether `torch.vmap` maps something that the operator was given, and not the tensor that it writes."""

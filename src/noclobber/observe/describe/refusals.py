@@ -145,7 +145,8 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
         kind = "parameter"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
-    refusal = Refusal(message, site, op, about, _created(tensor, message, context.memory))
+    expanded = "view of a leaf" in message and _is_expanded(tensor, op)
+    refusal = Refusal(message, site, op, about, _created(tensor, message, context.memory), expanded=expanded)
     if (seen := seen_at(place)) is None:
         return refusal
     return replace(refusal, holders=seen.holders, modules=seen.modules, calls=seen.calls)
@@ -160,6 +161,22 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
         return None
     number = None if (node := graph.maker_of(tensor)) is None else node._sequence_nr()
     return next((site_of(place) for seen, _, place in reversed(memory.views) if seen == number), None)
+
+
+def _is_expanded(view: torch.Tensor, op: str) -> bool:
+    """Return True if a view was taken from an expanded tensor, or is one that the operator writes even so.
+
+    PyTorch keeps no view in between: the graph names them (torch 2.13; tests/observe/describe/test_expanded.py).
+    """
+    made_by, name = graph.maker_of(view), op.split("::")[-1].partition(".")[0]
+    overlaps = any(not step and size > 1 for step, size in zip(view.stride(), view.shape, strict=True))
+    if made_by is None or (overlaps and name not in OVERLAPPING):
+        return False
+    return any(node.name() == "ExpandBackward0" for node in graph.walk([made_by]))
+
+
+OVERLAPPING = ("fill_", "zero_", "index_fill_", "index_put_", "masked_fill_", "fill_diagonal_", "tril_", "triu_")
+"""Operators that write tensors whose elements share memory; others refuse that (torch 2.13, the same test)."""
 
 
 def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:

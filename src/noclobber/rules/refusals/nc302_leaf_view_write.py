@@ -61,6 +61,8 @@ def _helps(refusal: Refusal) -> list[Suggestion]:
     site = blamed(refusal)
     if is_applied(refusal.site):
         return [Suggestion("give the Function a clone", cure=Cure.CLONE_ARGUMENT)]
+    if refusal.expanded:
+        return [_CLONE]
     if refusal.tensor.kind == "parameter" and not refusal.carries_gradient:
         return [_GUARD]
     # Of a line, or of a function, that prepares weights.
