@@ -23,7 +23,7 @@ from noclobber.syntax.names import (
     is_true,
     keyword,
     last_name,
-    names_bound,
+    names_in,
     owner,
     parameters,
 )
@@ -296,7 +296,7 @@ def is_read_on(write: WriteSyntax) -> bool:
     if not isinstance(write.base, ast.Name) or (write.call is not None and not isinstance(found, ast.Expr)):
         return True
     heads = [one for one in file.around(found) if isinstance(one, FOR)]
-    taken = (one.iter for one in heads if write.name in names_bound(one.target))
+    taken = (one.iter for one in heads if write.name in names_in(one.target))
     is_again = is_read_again(file, write.name, found) or file.loops(found) != []
     return is_again and all(called(one) in SPLITS for one in taken)
 

@@ -21,14 +21,16 @@ from noclobber.rules.shared.carrying import is_renewed
 from noclobber.syntax.edits import append, before
 from noclobber.syntax.names import (
     UNRECORDING,
+    attributes_set,
     called,
     dotted,
     first_name,
+    imported_from,
     is_own,
     is_stored,
     last_name,
     named,
-    names_bound,
+    names_in,
     owner,
     parameters,
 )
@@ -117,10 +119,10 @@ def _may_ask(file: File, call: ast.Call, apart: Collection[str]) -> bool:
 
 def _makes_optimizer(file: File, call: ast.Call) -> bool:
     """Return True for `torch.optim.SGD(...)`, also by a name that is imported from there."""
-    rows = (row for row in walk(file.tree, ast.ImportFrom) if row.module == "torch.optim")
-    is_imported = any(called(call) == (one.asname or one.name) for row in rows for one in row.names)
-    parts = dotted(call.func).split(".")
-    return ("optim" in parts and "lr_scheduler" not in parts) or (is_imported and isinstance(call.func, ast.Name))
+    name, parts = dotted(call.func), dotted(call.func).split(".")
+    if "lr_scheduler" in parts or name in imported_from(file, "torch.optim.lr_scheduler"):
+        return False
+    return "optim" in parts or name in imported_from(file, "torch.optim")
 
 
 def _is_known(file: File, node: ast.expr | None, apart: Collection[str]) -> bool:
@@ -131,8 +133,7 @@ def _is_known(file: File, node: ast.expr | None, apart: Collection[str]) -> bool
     bound = [one for one in walk(file.tree, ast.Name) if one.id == root and is_stored(file, one)]
     is_given = any(root in parameters(one) for one in functions(file.tree))
     if root == "self":
-        stored = [one for one in walk(file.tree, ast.Attribute) if dotted(one) == name and is_stored(file, one)]
-        return len(stored) == 1
+        return [dotted(one) for one in attributes_set(file, last_name(node))].count(name) == 1
     return len(bound) == 1 and not is_given and not file.loops(bound[0])
 
 
@@ -140,5 +141,5 @@ def _is_of_turns(file: File, node: ast.expr, apart: Collection[str]) -> bool:
     """Return True for `p` in what goes through `net.parameters()`, where `net` is apart."""
     around = [each for one in file.around(node) for each in getattr(one, "generators", [one])]
     turns = (one for one in around if isinstance(one, (*FOR, ast.comprehension)))
-    of = next((one.iter for one in turns if dotted(node) in names_bound(one.target)), None)
+    of = next((one.iter for one in turns if dotted(node) in names_in(one.target)), None)
     return isinstance(of, ast.Call) and called(of) in _ASKING and _is_known(file, owner(of), apart)

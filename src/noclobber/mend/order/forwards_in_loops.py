@@ -48,7 +48,7 @@ from noclobber.syntax.names import (
     made_of,
     mentioned,
     named,
-    names_bound,
+    names_in,
     names_stored,
     names_used,
     owner,
@@ -66,6 +66,7 @@ from noclobber.syntax.tree import (
     has_text_of_lines,
     last_line,
     lines_in,
+    simple_statements,
     walk,
 )
 from noclobber.syntax.writes import is_of_loss
@@ -88,7 +89,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     if read is None or inner is None or not (scene.is_freed or scene.reads_first()):
         return
     file, backwards = read.file, calls(read.row, "backward")
-    needed = names_bound(backwards[0].func) if backwards else set[str]()
+    needed = names_in(backwards[0].func) if backwards else set[str]()
     found = ((one, _forward(scene, file, one, needed)) for one in (inner, *file.loops(inner)))
     loop, rows = next((pair for pair in found if pair[1]), (inner, []))
     if not rows or not _can_run(file, loop, inner, rows):
@@ -105,7 +106,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
     alike = _is_for_steps(file, inner) if isinstance(inner, FUNCTION) else steps_alike(inner, inner.body)
     is_sound = alike and read.row in inner.body and is_same_again(scene, file, loop, inner, rows)
-    more = needed.union(*(names_bound(row.value) for row in rows))
+    more = needed.union(*(names_in(row.value) for row in rows))
     is_sound &= not (runs_models or any(_forward(scene, file, one, more) for one in file.loops(loop)))
     for kept in [retained, *[[]] * bool(retained)] if edits else []:
         sound = is_sound and kept is retained
@@ -201,8 +202,8 @@ def _runs_models(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assig
     """Return True if the loss may have another forward in the loop, of a model that the rows run."""
     models = models_of(file, loop)
     others = models - models_run(scene, rows, models)
-    needed = made_of({name for one in calls(read, "backward") for name in names_bound(one.func)}, loop)
-    makes = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body") and needed & names_stored(one)]
+    needed = made_of({name for one in calls(read, "backward") for name in names_in(one.func)}, loop)
+    makes = [one for one in simple_statements(loop) if needed & names_stored(one)]
     found = [one for row in (*makes, read) for one in walk(row, ast.Call)]
     ran = [(each, one) for call in found for one in run_by(scene, call) for each in scene.files() if one in each.above]
     of_files = {getattr(one, "name", "") for _, one in ran}
@@ -220,7 +221,7 @@ def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
     each = all(any(call_of(row) is one for row in rows) for one in steps)
     once = len(calls(around, "backward", "grad")) == 1 and steps != [] and each
     left = [one for one in walk(around, ast.Continue, ast.Try, ast.Return) if one is not rows[-1]]
-    return once and all(isinstance(one, ast.Return) and not _is_among(one, rows) for one in left)
+    return once and all(isinstance(one, ast.Return) and not any(one in ast.walk(row) for row in rows) for one in left)
 
 
 def _is_for_steps(file: File, closure: Function) -> bool:
@@ -229,10 +230,6 @@ def _is_for_steps(file: File, closure: Function) -> bool:
     back = [one for one in walk(closure, ast.Return, ast.Try) if one is not closure.body[-1]]
     once = len(calls(closure, "backward", "grad")) == 1 and not calls(closure, "step")
     return only and once and not back and not closure.decorator_list
-
-
-def _is_among(node: ast.stmt, rows: Sequence[ast.stmt]) -> bool:
-    return any(node in ast.walk(one) for one in rows)
 
 
 def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:

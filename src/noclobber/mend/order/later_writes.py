@@ -24,7 +24,7 @@ from itertools import product
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
 from noclobber.mend.holders.making import bound_to
-from noclobber.mend.order.steps import operands, together
+from noclobber.mend.order.steps import operands
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Write
@@ -40,7 +40,7 @@ from noclobber.syntax.names import (
     is_declared,
     is_untracked,
     last_name,
-    names_bound,
+    names_in,
     names_used,
     owner,
     parameters,
@@ -99,7 +99,7 @@ def _calls_of_writers(scene: Scene, read: Place) -> Iterator[ast.AST]:
 
 def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[Change]:
     file = read.file
-    rows, first, second = together(file, target, read.row)
+    rows, first, second = file.together(target, read.row)
     if not rows or first >= second:
         return
     first, end = _alike(rows, first)
@@ -215,7 +215,7 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     run = [write, *run_by(scene, write)]
     if next(walk(write, *_LEAVING), None) is not None or any(_uses_gradients(file, one) for one in run):
         return False
-    used, gives = names_bound(write), _names(write, bound=True)
+    used, gives = names_in(write), _names(write, bound=True)
     bound = {name for row in between for name in _names(row, bound=True)}
     if any(gives & _names(row, bound=False) for row in between):
         return False

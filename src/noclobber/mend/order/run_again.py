@@ -24,6 +24,7 @@ from noclobber.mend.holders.seen import looks_around
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.operators import DRAWING
 from noclobber.syntax.names import (
+    attributes_set,
     binds,
     call_of,
     called,
@@ -31,13 +32,14 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     first_name,
+    imported_from,
     is_own,
     is_part,
     is_stored,
     last_name,
     made_of,
     named,
-    names_bound,
+    names_in,
     names_stored,
     names_used,
     owner,
@@ -52,6 +54,7 @@ from noclobber.syntax.tree import (
     File,
     Turns,
     functions,
+    simple_statements,
     walk,
     within,
 )
@@ -96,7 +99,7 @@ def is_same_again(scene: Scene, file: File, loop: Turns, inner: Turns, rows: Seq
     bound = {name for row in rows for name in bound_by(row)}
     known, scope = set[str](), file.scope(loop)
     for row in rows:
-        if names_bound(row.value) & (bound - known) or row not in file.block(loop):
+        if names_in(row.value) & (bound - known) or row not in file.block(loop):
             return False
         known |= bound_by(row)
     if not all(is_own(scope, name, loop) for name in bound) or any(map(looks_around, walk(scope, ast.Call))):
@@ -146,7 +149,7 @@ def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Ass
     scope, bound, models = file.scope(loop), {name for row in rows for name in bound_by(row)}, models_of(file, loop)
     others = [one for one in within(scope, ast.stmt) if one not in rows and one is not loop]
     outside = [one for one in others if loop not in file.around(one)]
-    after = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body")] + rows_between(file, loop, rows)
+    after = simple_statements(loop) + rows_between(file, loop, rows)
     heads = [one.iter for one in walk(scope if isinstance(loop, FUNCTION) else loop, ast.For)]
     if not all(_keeps_nothing(scene, file, one, models) for head in heads for one in walk(head, ast.Call)):
         return False
@@ -163,14 +166,14 @@ def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Ass
             runs |= mentions_models(head, attributes)
             if runs or (used - _stored_in(one)) & tracked:
                 tracked |= own & (used if isinstance(one, ast.Expr) else _stored_in(one))
-    root = {name for one in calls(loop, "backward") for name in names_bound(one.func)}
+    root = {name for one in calls(loop, "backward") for name in names_in(one.func)}
     inside = {name for one in walk(loop, ast.stmt) for name in _stored_in(one)}
     if (made_of(root, loop) - inside - bound) & tracked or mentions_models(loop, attributes):
         return False
-    read = made_of({name for row in rows for name in names_bound(row.value)} - roots - bound, scope)
+    read = made_of({name for row in rows for name in names_in(row.value)} - roots - bound, scope)
     forwards = [one for each in scene.files() for one in functions(each.tree) if one.name in _RUN]
     ran = [*forwards, *(each for row in rows for each in run_by(scene, row))]
-    free = set[str]().union(*(names_bound(one) - _stored_within(one) for one in ran))
+    free = set[str]().union(*(names_in(one) - _stored_within(one) for one in ran))
     if free & (changed_by(after) | {first_name(owner(one)) for row in after for one in calls(row, "append")}):
         return False
     if any(first_name(owner(call_of(row))) == "torch" and not calls(row, *_LEAVING_ALONE) for row in after):
@@ -178,7 +181,7 @@ def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Ass
     if any("hook" in called(one) for one in walk(file.tree, ast.Call)):
         return False
     for call in (each for row in after if row not in rows for each in walk(row, ast.Call)):
-        name, mentioned = called(call), names_bound(call)
+        name, mentioned = called(call), names_in(call)
         if writes(call) and first_name(base_of(written_by(call))) in read:
             return False
         ran = list(run_by(scene, call))
@@ -232,8 +235,7 @@ def _is_again_the_same(
 
 def _is_set_later(file: File, node: ast.AST) -> bool:
     """Return True if a file sets an attribute elsewhere than where an object begins."""
-    name = getattr(node, "attr", "")
-    stored = (one for one in walk(file.tree, ast.Attribute) if one.attr == name and is_stored(file, one))
+    stored = attributes_set(file, getattr(node, "attr", ""))
     return any(getattr(file.scope(one), "name", "") != "__init__" for one in stored)
 
 
@@ -271,15 +273,13 @@ def _is_taken_out(file: File, name: ast.Name) -> bool:
 
 def _is_distribution(file: File, call: ast.Call) -> bool:
     """`Categorical(logits=h)`, where it is imported from `torch.distributions`."""
-    rows = (row for row in walk(file.tree, ast.ImportFrom) if (row.module or "").startswith("torch.distributions"))
-    names = {one.asname or one.name for row in rows for one in row.names}
-    return ".distributions." in dotted(call.func) or (isinstance(call.func, ast.Name) and call.func.id in names)
+    return ".distributions." in dotted(call.func) or dotted(call.func) in imported_from(file, "torch.distributions")
 
 
 def models_of(file: File, loop: Turns) -> set[str]:
     """The dotted names of what has weights: what is asked for `parameters`, and what optimizers of the loop take."""
     found = {dotted(owner(one)) for one in calls(file.tree, *OF_MODELS)}
-    found = found.union(*map(names_bound, _stepped_by(file, loop))) - {"", "torch", "optim"}
+    found = found.union(*map(names_in, _stepped_by(file, loop))) - {"", "torch", "optim"}
     return _with_attributes(file, found)
 
 
@@ -349,14 +349,14 @@ def acts(file: File, model: ast.expr) -> bool:
 
 
 def bound_by(row: ast.Assign) -> set[str]:
-    return {name for target in row.targets for name in names_bound(target)}
+    return {name for target in row.targets for name in names_in(target)}
 
 
 def rows_between(file: File, loop: Turns, rows: Sequence[ast.Assign]) -> list[ast.stmt]:
     """The simple statements from the first of some rows to the loop; for a closure, those of the whole block."""
     above = file.block(loop)
     end = None if isinstance(loop, FUNCTION) else above.index(loop)
-    found = [one for each in above[:end] for one in walk(each, ast.stmt) if not hasattr(one, "body")]
+    found = [one for each in above[:end] for one in simple_statements(each)]
     return found[found.index(rows[0]) :]
 
 
