@@ -196,6 +196,13 @@ def names_stored(node: ast.AST) -> set[str]:
     return {one.id for one in walk(node, ast.Name) if not isinstance(one.ctx, ast.Load)}
 
 
+def own_names(scope: ast.AST) -> set[str]:
+    """The variables of a function."""
+    own = {*parameters(scope)} if isinstance(scope, FUNCTION) else set[str]()
+    own |= {one.id for one in within(scope, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    return {one for one in own if not is_declared(scope, one)}
+
+
 def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[ast.Name]:
     """Where a scope itself has a plain name, in the order of the text: everywhere, or where it loads or stores it."""
     found = (one for one in within(scope, ast.Name) if one.id == name)
@@ -316,6 +323,13 @@ def is_read_again(file: File, name: str, statement: ast.stmt) -> bool:
 def bound_by_loop(file: File, node: ast.AST) -> set[str]:
     """The names that the `for` loops around a node bind."""
     return {name for one in file.around(node) if isinstance(one, FOR) for name in names_in(one.target)}
+
+
+def gone_through(file: File, node: ast.AST, name: str) -> ast.expr | None:
+    """What the innermost loop or comprehension around a node goes through that binds a name; None if none does."""
+    around = [each for one in file.around(node) for each in getattr(one, "generators", [one])]
+    turns = (one for one in around if isinstance(one, (*FOR, ast.comprehension)))
+    return next((one.iter for one in turns if name in names_in(one.target)), None)
 
 
 def made_of(names: set[str], rows: ast.AST) -> set[str]:

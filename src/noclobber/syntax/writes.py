@@ -228,6 +228,16 @@ def written_by(call: ast.Call) -> ast.expr | None:
     return None if isinstance(first, ast.Starred) else first
 
 
+def changed_by(*rows: ast.stmt) -> set[str]:
+    """The names that some statements bind, delete, or write in place: `h` for `h[i] = e` and `h.data.add_(1)`."""
+    found = set[str]()
+    for row in rows:
+        bound = (one for one in walk(row, ast.expr) if not isinstance(getattr(one, "ctx", ast.Load()), ast.Load))
+        found |= {first_name(base_of(one)) for one in bound}
+        found |= {first_name(base_of(written_by(one))) for one in walk(row, ast.Call) if writes(one)}
+    return found - {""}
+
+
 def out_of_place(write: WriteSyntax) -> list[Edit]:
     """Return the edits that turn a write into a new tensor under the old name; empty if the text allows none.
 

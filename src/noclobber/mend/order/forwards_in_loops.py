@@ -22,8 +22,6 @@ from noclobber.mend.order.run_again import (
     OF_MODELS,
     OF_VALUES,
     acts,
-    bound_by,
-    changed_by,
     is_same_again,
     mentions_models,
     models_of,
@@ -69,7 +67,7 @@ from noclobber.syntax.tree import (
     simple_statements,
     walk,
 )
-from noclobber.syntax.writes import is_of_loss
+from noclobber.syntax.writes import changed_by, is_of_loss
 
 _NO_FORWARD = (
     "print", "len", "float", "range", "backward", "step", "append", "item", "clip_grad_norm_", "clip_grad_value_",
@@ -98,7 +96,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     if runs_models and not isinstance(inner, FUNCTION):
         return
     moves = _can_move(file, loop, inner, rows)
-    edits, bound = _edits(file, inner, rows, moves=moves), {name for row in rows for name in bound_by(row)}
+    edits, bound = _edits(file, inner, rows, moves=moves), {name for row in rows for name in changed_by(row)}
     is_same = dotted(owner(backwards[0])) in bound
     cost = 0 if calls(loop, "step") or is_same or isinstance(loop, FUNCTION) else 2
     where = "closure" if isinstance(inner, FUNCTION) else "loop"
@@ -131,11 +129,11 @@ def _forward(scene: Scene, file: File, loop: Turns, needed: set[str]) -> list[as
     for row in (one for each in above[: above.index(loop)] for one in walk(each, ast.Assign)):
         if file.scope(row) is file.scope(loop) and _records(scene, file, row, models | made):
             found.append(row)
-            made |= bound_by(row)
+            made |= changed_by(row)
     needed = made_of(needed, loop)
     slice_: list[ast.Assign] = []
     for row in reversed(found):
-        if bound_by(row) & needed - {name for one in slice_ for name in bound_by(one)}:
+        if changed_by(row) & needed - {name for one in slice_ for name in changed_by(one)}:
             slice_.insert(0, row)
             needed |= names_used(row.value)
     return slice_
@@ -167,7 +165,7 @@ def _is_asked(above: ast.AST) -> bool:
 
 def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if the rows do in the loop what they did before it."""
-    bound = {name for row in rows for name in bound_by(row)}
+    bound = {name for row in rows for name in changed_by(row)}
     if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, inner.body[0])):
         return False
     if any(not isinstance(one, ast.Name) for row in rows for one in targets(row)):
@@ -180,7 +178,7 @@ def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) 
     below = file.block(loop)[file.block(loop).index(loop) :] if isinstance(loop, FUNCTION) else loop.body
     for row in rows:
         passed = [one for one in between if one.lineno > row.lineno]
-        if changed_by([*passed, *below]) & {*names_used(row.value), *bound_by(row)}:
+        if changed_by(*passed, *below) & {*names_used(row.value), *changed_by(row)}:
             return False
     heads = [one for one in (inner, *file.loops(inner)) if one.lineno >= loop.lineno]
     if any(_head(file, one, bound) & {name for row in rows for name in names_used(row)} for one in heads):
@@ -234,7 +232,7 @@ def _is_for_steps(file: File, closure: Function) -> bool:
 
 def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if nothing but the loop needs what some rows compute before it."""
-    bound, above = {name for row in rows for name in bound_by(row)}, file.block(loop)
+    bound, above = {name for row in rows for name in changed_by(row)}, file.block(loop)
     between = [one for one in rows_between(file, loop, rows) if one not in rows and one.lineno < loop.lineno]
     if not set(rows) <= set(above) or any(names_used(row) & bound for row in between):
         return False

@@ -23,6 +23,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
+from noclobber.mend.gradients import reads_other_gradients
 from noclobber.mend.holders.making import (
     BUILTINS,
     KEEPING_NOTHING,
@@ -52,10 +53,10 @@ from noclobber.syntax.edits import (
     without_retaining,
 )
 from noclobber.syntax.names import (
+    attributes,
     attributes_set,
     call_of,
     called,
-    called_by,
     calls,
     dotted,
     first_name,
@@ -331,38 +332,27 @@ def _owners(node: ast.AST) -> list[ast.expr]:
 
 
 def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
-    """Return True if a file freezes parameters, has hooks, or may read gradients of other than some modules: those that
-    the backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
-    words = (one.value for one in walk(file.tree, ast.Constant))
+    """Return True if a file freezes parameters, or may read gradients of other than some modules: those that the
+    backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
     given = (one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad")
     placed = (one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1)
     freezes = not all(isinstance(one, ast.Constant) and one.value is True for one in (*given, *placed))
-    if freezes or "grad" in words or any("hook" in called(one) for one in walk(file.tree, ast.Call)):
+    if freezes or attributes(file, "requires_grad", "requires_grad_", "from_pretrained"):
         return True
-    named = list(walk(file.tree, ast.Attribute))
-    if any(one.attr in ("requires_grad", "requires_grad_", "from_pretrained") for one in named):
+    stored = (one for one in attributes_set(file, "grad") if not isinstance(value_given(file, one), ast.Constant))
+    set_here = {dotted(one.value) for one in stored}
+    if reads_other_gradients(file, lambda one: dotted(one) in set_here or _is_one_of(file, one, modules)):
         return True
-    stored = (one for one in named if isinstance(one.ctx, ast.Store))
-    set_here = {dotted(one) for one in stored if not isinstance(value_given(file, one), ast.Constant)}
-    read = [
-        one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
-    ]
-    read = [one for one in read if not called_by(file, one) and not _is_gradient_of(file, one, modules)]
     clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(file, one) <= modules]
-    return bool(read) or any(file.statement(one) not in above for one in clipped)
+    return any(file.statement(one) not in above for one in clipped)
 
 
-def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
-    """`p.grad` of `{name: p.grad for name, p in net.named_parameters()}`, where `net` is one of some modules."""
-    turns = [
-        each for one in file.around(read) for each in getattr(one, "generators", [one] if isinstance(one, FOR) else ())
-    ]
-    bound = next((one for one in turns if dotted(read.value) in names_in(one.target)), None)
-    of = owner(bound.iter) if bound is not None and called(bound.iter) in ("parameters", "named_parameters") else None
-    if of is None or first_name(of) in parameters(file.scope(read)):
+def _is_one_of(file: File, module: ast.expr | None, modules: set[str]) -> bool:
+    """Return True for `net`, and for `game.critic` where `self.critic` is one of some modules."""
+    if module is None or first_name(module) in parameters(file.scope(module)):
         return False
-    return dotted(of) in modules or (
-        isinstance(of, ast.Attribute) and f"self.{of.attr}" in modules and _is_own(file, of)
+    return dotted(module) in modules or (
+        isinstance(module, ast.Attribute) and f"self.{module.attr}" in modules and _is_own(file, module)
     )
 
 
