@@ -27,7 +27,18 @@ from noclobber.model.seen.hints import Opportunity
 from noclobber.model.seen.silent import StaleCast
 from noclobber.syntax.edits import after, replace, with_argument, without_argument
 from noclobber.syntax.in_place import in_place, with_flag
-from noclobber.syntax.names import arguments, called, called_by, calls, dotted, is_read_again, keyword, last_name, named
+from noclobber.syntax.names import (
+    arguments,
+    called,
+    called_by,
+    calls,
+    dotted,
+    imported_from,
+    is_read_again,
+    keyword,
+    last_name,
+    named,
+)
 from noclobber.syntax.tree import WITH, File, Place, starts, walk
 from noclobber.syntax.writes import FLAG_AT, is_flagged, write_at, writes
 
@@ -105,9 +116,7 @@ def without_cache(scene: Scene) -> Iterator[Change]:
 
 def _is_autocast(file: File, call: ast.Call) -> bool:
     """Return True for `torch.autocast(...)` and its like, also where it is imported by its name."""
-    rows = (one for one in walk(file.tree, ast.ImportFrom) if (one.module or "").partition(".")[0] == "torch")
-    is_imported = any(one.name == "autocast" for row in rows for one in row.names)
-    return dotted(call.func) in _AUTOCASTS or (isinstance(call.func, ast.Name) and is_imported)
+    return dotted(call.func) in (*_AUTOCASTS, *(imported_from(file, "torch") & {"autocast"}))
 
 
 def _renames_autocast(file: File) -> bool:

@@ -13,7 +13,7 @@ from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 from noclobber.model.source import Owner, Span, owner_of, source_text
 from noclobber.syntax.names import called, calls, names_used, optimizer_of, owner
-from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, last_line, parse, walk
+from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
 
 Read = Callable[[str], str]
@@ -215,8 +215,7 @@ class Scene:
 
 def _statement_on(file: File, line: int) -> ast.stmt | None:
     """The first simple statement that stands on a line."""
-    simple = (one for one in walk(file.tree, ast.stmt) if not hasattr(one, "body"))
-    return next((one for one in simple if one.lineno <= line <= last_line(one)), None)
+    return next((one for one in simple_statements(file.tree) if line in lines_in(one)), None)
 
 
 def _imported(file: File) -> Iterator[str]:

@@ -13,7 +13,7 @@ from noclobber.syntax.names import (
     dotted,
     is_declared,
     is_own,
-    names_bound,
+    names_in,
     parameters,
     targets,
     unindexed,
@@ -89,11 +89,11 @@ def is_fresh(site: Site | None, name: str) -> bool:
 
 def begins_anew(loop: Loop, name: str) -> bool:
     """Return True if each turn of a loop binds the name before it reads it."""
-    if isinstance(loop, FOR) and name in names_bound(loop.target):
+    if isinstance(loop, FOR) and name in names_in(loop.target):
         return True
     if isinstance(loop, ast.While) and loads(loop.test, name):
         return False
-    first = next((row for row in loop.body if name in names_bound(row)), None)
+    first = next((row for row in loop.body if name in names_in(row)), None)
     return isinstance(first, ast.Assign) and binds(first, name) and not loads(first.value, name)
 
 

@@ -97,6 +97,13 @@ def unindexed(node: ast.expr) -> ast.expr:
     return node
 
 
+def root_of(node: ast.expr) -> ast.expr:
+    """`h` of `h[0].view(-1).add_(1)`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:
     """The argument of a keyword."""
     return next((one for one in call.keywords if one.arg == name), None)
@@ -139,9 +146,10 @@ def parameters(scope: Scope) -> list[str]:
     return [one.arg for one in sorted((one for one in own if isinstance(one, ast.arg)), key=starts)]
 
 
-def returns_value(function: ast.AST) -> bool:
-    """Whether a function returns anything."""
-    return any(one.value is not None for one in walk(function, ast.Return))
+def returned(function: ast.AST) -> list[ast.expr]:
+    """What a function returns, each part of a tuple by itself."""
+    values = (one.value for one in walk(function, ast.Return) if one.value is not None)
+    return [part for one in values for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
 
 
 def named(node: ast.AST) -> Iterator[Name]:
@@ -173,14 +181,26 @@ def binds(row: ast.AST | None, name: str) -> bool:
     return isinstance(row, ast.Assign) and name in map(dotted, targets(row))
 
 
-def names_bound(target: ast.AST) -> set[str]:
-    """The plain names in what a loop or an assignment binds, or in an expression."""
-    return {one.id for one in walk(target, ast.Name)}
+def names_in(node: ast.AST) -> set[str]:
+    """The plain names in and below a node."""
+    return {one.id for one in walk(node, ast.Name)}
+
+
+def names_read(node: ast.AST) -> set[str]:
+    """Those that it reads; `x += 1` does not count as a read of `x`."""
+    return {one.id for one in walk(node, ast.Name) if isinstance(one.ctx, ast.Load)}
 
 
 def names_stored(node: ast.AST) -> set[str]:
-    """The plain names that a node binds, adds to or deletes, in functions inside it too."""
+    """Those that it binds, adds to or deletes, in functions inside it too."""
     return {one.id for one in walk(node, ast.Name) if not isinstance(one.ctx, ast.Load)}
+
+
+def own_names(scope: ast.AST) -> set[str]:
+    """The variables of a function."""
+    own = {*parameters(scope)} if isinstance(scope, FUNCTION) else set[str]()
+    own |= {one.id for one in within(scope, ast.Name) if not isinstance(one.ctx, ast.Load)}
+    return {one for one in own if not is_declared(scope, one)}
 
 
 def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[ast.Name]:
@@ -217,7 +237,7 @@ def is_own(scope: ast.AST, name: str, but: ast.AST | None = None) -> bool:
     is of no other scope."""
     if any(getattr(one, "name", "") == name for one in within(scope, ast.MatchAs, ast.MatchStar)):
         return False
-    inside = (one for one in nested(scope) if one is not but and name in names_bound(one))
+    inside = (one for one in nested(scope) if one is not but and name in names_in(one))
     inside = (one for one in inside if not _has_another(one, name))
     return next(inside, None) is None and not is_declared(scope, name)
 
@@ -230,12 +250,28 @@ def _has_another(function: ast.AST, name: str) -> bool:
     said = (getattr(one, "names", ()) for one in walk(function, ast.Global, ast.Nonlocal))
     inner = {one for each in walk(function, ast.comprehension) for one in walk(each.target, ast.Name)}
     bound = name in parameters(function) or not inner.issuperset(uses(function, name, ast.Store))
-    return bound and not any(name in one for one in (*said, *map(names_bound, around)))
+    return bound and not any(name in one for one in (*said, *map(names_in, around)))
 
 
 def is_declared(scope: ast.AST, name: str) -> bool:
     """Whether a scope says that a variable is not its own: `global name`, `nonlocal name`."""
     return any(name in getattr(one, "names", ()) for one in within(scope, ast.Global, ast.Nonlocal))
+
+
+def attributes(file: File, *names: str) -> list[ast.Attribute]:
+    """Where a file has attributes of some names, of any object."""
+    return [one for one in walk(file.tree, ast.Attribute) if one.attr in names]
+
+
+def attributes_set(file: File, *names: str) -> list[ast.Attribute]:
+    """Where a file sets them, adds to them or deletes them."""
+    return [one for one in attributes(file, *names) if not isinstance(one.ctx, ast.Load)]
+
+
+def imported_from(file: File, module: str) -> set[str]:
+    """The names that a file imports from a module, or from one inside it."""
+    rows = (row for row in walk(file.tree, ast.ImportFrom) if f"{row.module}.".startswith(f"{module}."))
+    return {one.asname or one.name for row in rows for one in row.names}
 
 
 def mentions(file: File, name: str) -> list[Name]:
@@ -286,7 +322,14 @@ def is_read_again(file: File, name: str, statement: ast.stmt) -> bool:
 
 def bound_by_loop(file: File, node: ast.AST) -> set[str]:
     """The names that the `for` loops around a node bind."""
-    return {name for one in file.around(node) if isinstance(one, FOR) for name in names_bound(one.target)}
+    return {name for one in file.around(node) if isinstance(one, FOR) for name in names_in(one.target)}
+
+
+def gone_through(file: File, node: ast.AST, name: str) -> ast.expr | None:
+    """What the innermost loop or comprehension around a node goes through that binds a name; None if none does."""
+    around = [each for one in file.around(node) for each in getattr(one, "generators", [one])]
+    turns = (one for one in around if isinstance(one, (*FOR, ast.comprehension)))
+    return next((one.iter for one in turns if name in names_in(one.target)), None)
 
 
 def made_of(names: set[str], rows: ast.AST) -> set[str]:
@@ -294,8 +337,8 @@ def made_of(names: set[str], rows: ast.AST) -> set[str]:
     assigned = list(walk(rows, ast.Assign))
     for _ in assigned:
         for one in assigned:
-            if any(names_bound(target) & names for target in one.targets):
-                names = names | names_bound(one.value)
+            if any(names_in(target) & names for target in one.targets):
+                names = names | names_in(one.value)
     return names
 
 

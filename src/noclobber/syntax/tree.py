@@ -116,6 +116,22 @@ class File:
         scope = self.scope(node)
         return [one for one in self.around(node) if isinstance(one, LOOP) and self.scope(one) is scope]
 
+    def holds(self, outer: ast.AST, node: ast.AST) -> bool:
+        """Whether a node is another one, or stands in it."""
+        return node is outer or outer in self.around(node)
+
+    def together(self, one: ast.AST, other: ast.AST) -> tuple[list[ast.stmt], int, int]:
+        """The innermost block of a function that holds both nodes, and where in it each is; an empty one where none
+        does."""
+        for row in (one, *self.around(one)):
+            if isinstance(row, FUNCTION) and row is not one:
+                break
+            rows = self.block(row) if isinstance(row, ast.stmt) else []
+            holding = next((number for number, each in enumerate(rows) if self.holds(each, other)), None)
+            if isinstance(row, ast.stmt) and holding is not None:
+                return rows, rows.index(row), holding
+        return [], 0, 0
+
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The class that a node's method belongs to."""
         return next((one for one in self.around(node) if isinstance(one, ast.ClassDef)), None)
@@ -258,6 +274,11 @@ def _in_rows(node: ast.AST) -> tuple[list[ast.AST], int, int]:
             vars(rows[index])[_PLACE_IN_ROWS] = rows, index, index + below[index]
     vars(node)[_PLACE_IN_ROWS] = found = rows, 0, len(rows)
     return found
+
+
+def simple_statements(node: ast.AST) -> list[ast.stmt]:
+    """The simple statements in and below a node, in the order of the text."""
+    return [one for one in walk(node, ast.stmt) if not hasattr(one, "body")]
 
 
 def functions(node: ast.AST) -> Iterator[Function]:

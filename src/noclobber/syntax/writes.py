@@ -23,7 +23,7 @@ from noclobber.syntax.names import (
     is_true,
     keyword,
     last_name,
-    names_bound,
+    names_in,
     owner,
     parameters,
 )
@@ -228,6 +228,16 @@ def written_by(call: ast.Call) -> ast.expr | None:
     return None if isinstance(first, ast.Starred) else first
 
 
+def changed_by(*rows: ast.stmt) -> set[str]:
+    """The names that some statements bind, delete, or write in place: `h` for `h[i] = e` and `h.data.add_(1)`."""
+    found = set[str]()
+    for row in rows:
+        bound = (one for one in walk(row, ast.expr) if not isinstance(getattr(one, "ctx", ast.Load()), ast.Load))
+        found |= {first_name(base_of(one)) for one in bound}
+        found |= {first_name(base_of(written_by(one))) for one in walk(row, ast.Call) if writes(one)}
+    return found - {""}
+
+
 def out_of_place(write: WriteSyntax) -> list[Edit]:
     """Return the edits that turn a write into a new tensor under the old name; empty if the text allows none.
 
@@ -296,7 +306,7 @@ def is_read_on(write: WriteSyntax) -> bool:
     if not isinstance(write.base, ast.Name) or (write.call is not None and not isinstance(found, ast.Expr)):
         return True
     heads = [one for one in file.around(found) if isinstance(one, FOR)]
-    taken = (one.iter for one in heads if write.name in names_bound(one.target))
+    taken = (one.iter for one in heads if write.name in names_in(one.target))
     is_again = is_read_again(file, write.name, found) or file.loops(found) != []
     return is_again and all(called(one) in SPLITS for one in taken)
 

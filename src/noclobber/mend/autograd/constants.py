@@ -12,6 +12,7 @@ import ast
 from collections.abc import Collection, Iterator
 
 from noclobber.mend.change import Change, change
+from noclobber.mend.gradients import ASKING, reads_other_gradients
 from noclobber.mend.order.forwards_in_loops import last_read
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
@@ -21,29 +22,27 @@ from noclobber.rules.shared.carrying import is_renewed
 from noclobber.syntax.edits import append, before
 from noclobber.syntax.names import (
     UNRECORDING,
+    attributes_set,
     called,
     dotted,
     first_name,
+    imported_from,
     is_own,
     is_stored,
     last_name,
     named,
-    names_bound,
     owner,
     parameters,
 )
-from noclobber.syntax.tree import FOR, LOOP, File, Turns, functions, starts, walk
+from noclobber.syntax.tree import LOOP, File, Turns, functions, starts, walk
 
 _OF_GRAPHS = ("grad_fn", "is_leaf", "requires_grad", "param_groups", "add_param_group")
 """Names that tell a constant from a tensor in a graph, or hand an optimizer more."""
-_WORDS = ("hook", "jac", "hess", "vjp", "jvp")
-"""Parts of the names of what may ask for gradients in other ways."""
 _OF_VALUES = ("shape", "size", "dim", "ndim", "dtype", "device")
 """What is the same of a tensor without its graph."""
 _SETTING = ("load_state_dict", "swap_tensors", "vector_to_parameters")
 """What gives weights other memory, or changes them unseen, as does an assignment to `.data`."""
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
-_ASKING = ("parameters", "named_parameters")
 
 
 def detached_constants(scene: Scene) -> Iterator[Change]:
@@ -82,45 +81,35 @@ def _detached(file: File, loop: Turns, state: Carried) -> Edit | None:
 def _may_miss_gradients(file: File, apart: Collection[str]) -> bool:
     """Return True if a file may read, clip or step by other gradients than those of what is apart, or asks whether a
     tensor is in a graph."""
-    words = (one.value for one in walk(file.tree, ast.Constant) if isinstance(one.value, str))
-    if any("grad" in one and _is_word(one) for one in words):
-        return True
     loaded = [one for one in named(file.tree) if not is_stored(file, one)]
     asks = any(last_name(one) in _OF_GRAPHS for one in loaded)
     changed = [one for one in named(file.tree) if last_name(one) in (_SETTING if one in loaded else ("data",))]
     if asks or any(file.loops(one) for one in changed) or any(one.name == "backward" for one in functions(file.tree)):
         return True
-    read = [one.value for one in loaded if isinstance(one, ast.Attribute) and one.attr == "grad"]
-    if not all(_is_known(file, one, apart) or _is_of_turns(file, one, apart) for one in read):
+    if reads_other_gradients(file, lambda one: _is_known(file, one, apart)):
         return True
     return any(_may_ask(file, one, apart) for one in walk(file.tree, ast.Call))
 
 
-def _is_word(text: str) -> bool:
-    """Return True for a text that may be the name of an attribute."""
-    return text.replace(".", "_").isidentifier()
-
-
 def _may_ask(file: File, call: ast.Call, apart: Collection[str]) -> bool:
     name, of = called(call), owner(call)
-    if name in _ASKING:
+    if name in ASKING:
         return not _is_known(file, of, apart)
     if name in _CLIPS or _makes_optimizer(file, call):
         given = call.args[0] if call.args else None
         parts = given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]
-        return not all(called(one) in _ASKING or _is_known(file, one, apart) for one in parts)
+        return not all(called(one) in ASKING or _is_known(file, one, apart) for one in parts)
     if name in ("getattr", "attrgetter"):
         return not all(isinstance(one, ast.Constant) for one in call.args[name == "getattr" :])
-    is_asking = "grad" in name and name not in (*UNRECORDING, "zero_grad")
-    return is_asking or any(word in name for word in _WORDS)
+    return "grad" in name and name not in (*UNRECORDING, "zero_grad")
 
 
 def _makes_optimizer(file: File, call: ast.Call) -> bool:
     """Return True for `torch.optim.SGD(...)`, also by a name that is imported from there."""
-    rows = (row for row in walk(file.tree, ast.ImportFrom) if row.module == "torch.optim")
-    is_imported = any(called(call) == (one.asname or one.name) for row in rows for one in row.names)
-    parts = dotted(call.func).split(".")
-    return ("optim" in parts and "lr_scheduler" not in parts) or (is_imported and isinstance(call.func, ast.Name))
+    name, parts = dotted(call.func), dotted(call.func).split(".")
+    if "lr_scheduler" in parts or name in imported_from(file, "torch.optim.lr_scheduler"):
+        return False
+    return "optim" in parts or name in imported_from(file, "torch.optim")
 
 
 def _is_known(file: File, node: ast.expr | None, apart: Collection[str]) -> bool:
@@ -131,14 +120,5 @@ def _is_known(file: File, node: ast.expr | None, apart: Collection[str]) -> bool
     bound = [one for one in walk(file.tree, ast.Name) if one.id == root and is_stored(file, one)]
     is_given = any(root in parameters(one) for one in functions(file.tree))
     if root == "self":
-        stored = [one for one in walk(file.tree, ast.Attribute) if dotted(one) == name and is_stored(file, one)]
-        return len(stored) == 1
+        return [dotted(one) for one in attributes_set(file, last_name(node))].count(name) == 1
     return len(bound) == 1 and not is_given and not file.loops(bound[0])
-
-
-def _is_of_turns(file: File, node: ast.expr, apart: Collection[str]) -> bool:
-    """Return True for `p` in what goes through `net.parameters()`, where `net` is apart."""
-    around = [each for one in file.around(node) for each in getattr(one, "generators", [one])]
-    turns = (one for one in around if isinstance(one, (*FOR, ast.comprehension)))
-    of = next((one.iter for one in turns if dotted(node) in names_bound(one.target)), None)
-    return isinstance(of, ast.Call) and called(of) in _ASKING and _is_known(file, owner(of), apart)

@@ -9,8 +9,8 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
-from noclobber.syntax.names import called, calls, dotted, owner, parameters
-from noclobber.syntax.tree import FUNCTION, Function, walk
+from noclobber.syntax.names import called, calls, dotted, owner, parameters, returned
+from noclobber.syntax.tree import FUNCTION, walk
 from noclobber.syntax.writes import OPERATORS, PLAIN, out_of_place
 
 
@@ -24,7 +24,7 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
         marks = calls(scope, "mark_dirty")
         if not marks:
             edit = before(file, write.statement, f"{own[0]}.mark_dirty({write.name})")
-            cloned = [one for one in _returned(scope) if called(one) == "clone" and dotted(owner(one)) == write.name]
+            cloned = [one for one in returned(scope) if called(one) == "clone" and dotted(owner(one)) == write.name]
             given = [replace(file, one, write.name) for one in cloned]
             also = f", and return `{write.name}`" * bool(given)
             yield from change(f"declare the write: `mark_dirty({write.name})`{also}", [edit, *given], 2)
@@ -34,12 +34,6 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
         if not marks:
             copied = cloned_before(file, write.statement, write.name)
             yield from change("let the Function write into a clone", [copied], 3)
-
-
-def _returned(function: Function) -> Iterator[ast.expr]:
-    """What a function returns, each part of a tuple by itself."""
-    for one in walk(function, ast.Return):
-        yield from one.value.elts if isinstance(one.value, ast.Tuple) else [one.value] if one.value else []
 
 
 def saved_for_backward(scene: Scene) -> Iterator[Change]:

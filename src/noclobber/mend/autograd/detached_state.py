@@ -34,10 +34,11 @@ from noclobber.syntax.names import (
     dotted,
     is_stored,
     keyword,
-    names_bound,
+    names_in,
     names_used,
     owner,
     parameters,
+    returned,
     targets,
     uses,
 )
@@ -248,11 +249,9 @@ def _handed_over(scene: Scene) -> Iterator[Change]:
         return
     scope = step.file.scope(step.row)
     if scope is not read.file.scope(read.row):
-        for back in walk(scope, ast.Return):
-            values = back.value.elts if isinstance(back.value, ast.Tuple) else [back.value] if back.value else []
-            names = [value for value in values if isinstance(value, (ast.Name, ast.Attribute))]
-            for some in dict.fromkeys((*((name,) for name in names), tuple(names))):
-                yield from change("return it detached", [append(step.file, name, ".detach()") for name in some], 1)
+        names = [one for one in returned(scope) if isinstance(one, (ast.Name, ast.Attribute))]
+        for some in dict.fromkeys((*((name,) for name in names), tuple(names))):
+            yield from change("return it detached", [append(step.file, name, ".detach()") for name in some], 1)
         return
     file = read.file
     taken = _sources(file, scope, _losses(scope, step.row))
@@ -286,14 +285,14 @@ def _losses(scope: Scope, until: ast.stmt, of: ast.stmt | None = None) -> list[a
     found: list[ast.expr] = []
     for loss in (owner(one) for one in backwards if one.lineno <= last_line(until)):
         if loss is not None:
-            names = names_bound(loss)
+            names = names_in(loss)
             found += [loss, *(one.value for one in walk(scope, ast.Assign) if names & {*map(dotted, targets(one))})]
     return found
 
 
 def _sources(file: File, scope: Scope, values: list[ast.expr]) -> set[str]:
     """The names in expressions, with those that the definitions of these names use."""
-    names = {name for value in values for name in names_bound(value)}
+    names = {name for value in values for name in names_in(value)}
     assigned = list(walk(scope, ast.Assign))
     for _ in range(3):
         for one in assigned:

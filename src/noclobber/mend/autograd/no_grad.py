@@ -29,6 +29,7 @@ from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
 from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
+    attributes_set,
     call_of,
     called,
     calls,
@@ -42,10 +43,10 @@ from noclobber.syntax.names import (
     is_untracked,
     last_name,
     mentioned,
-    names_bound,
+    names_in,
     owner,
     parameters,
-    returns_value,
+    returned,
     targets,
     unindexed,
     uses,
@@ -81,7 +82,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
             yield Change(_TITLE, under_no_grad(file, rows), more)
         yield Change(_TITLE, under_no_grad(file, [found]), 1 + more)
         scope = file.scope(found)
-        if isinstance(scope, FUNCTION) and not returns_value(scope):
+        if isinstance(scope, FUNCTION) and not returned(scope):
             at = scope.decorator_list[0].lineno if scope.decorator_list else scope.lineno
             decorator = insert(file, at, 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
             yield Change(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), 2 + more)
@@ -189,7 +190,7 @@ def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
         isinstance(row, ast.Assign) and isinstance(first, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     ):
         return False
-    is_same = write_in(file, row).name == write.name and names_bound(first.value) >= names_bound(row.value)
+    is_same = write_in(file, row).name == write.name and names_in(first.value) >= names_in(row.value)
     return is_same and all(map(_only_computes, walk(row.value, ast.Call)))
 
 
@@ -227,8 +228,7 @@ def _is_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
         return True
     if not isinstance(base, ast.Attribute) or base.attr not in ("weight", "bias") or last_name(base.value) == "self":
         return False
-    stored = (one for one in walk(file.tree, ast.Attribute) if one.attr == base.attr and is_stored(file, one))
-    rows = [file.statement(one) for one in stored]
+    rows = [file.statement(one) for one in attributes_set(file, base.attr) if is_stored(file, one)]
     return all(isinstance(one, ast.Assign) and called(one.value) == "Parameter" for one in rows)
 
 
@@ -275,7 +275,7 @@ def _is_awaited(file: File, write: ast.stmt) -> bool:
             last = bound[-1] if bound else None
             if last is None:
                 continue
-            goes_on = isinstance(last, ast.AugAssign) or name in names_bound(getattr(last, "value", last))
+            goes_on = isinstance(last, ast.AugAssign) or name in names_in(getattr(last, "value", last))
             if not below and (again is None or last is again or again not in file.around(last)):
                 return True
             if below and (starts(last) < starts(write) or (goes_on and not set(loops) <= set(file.loops(call)))):
@@ -313,7 +313,7 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     if again and any(isinstance(one, _PLACES) for one in held):
         return True
     given = given_for(file, name, scope) if name in parameters(scope) else []
-    back = any(name in names_bound(one) for one in walk(scope, ast.Return)) if given else False
+    back = any(name in names_in(one) for one in walk(scope, ast.Return)) if given else False
     rows = [(file.statement(one), dotted(one)) for one in given]
     return back and any(isinstance(row, ast.Assign) and one not in map(dotted, targets(row)) for row, one in rows)
 
@@ -333,7 +333,7 @@ def _is_read_on(file: File, write: WriteSyntax) -> bool:
     rows: list[ast.stmt] = [write.statement]
     scope, names = file.scope(write.statement), set[str]()
     for row in rows:
-        more = names_bound(row) - names - {write.name}
+        more = names_in(row) - names - {write.name}
         names |= more
         made = dict.fromkeys(file.statement(one) for name in more for one in uses(scope, name, ast.Store))
         rows += [one for one in made if isinstance(one, ast.Assign) and one not in rows and not is_number(one.value)]
@@ -385,7 +385,7 @@ def _may_be_update(write: WriteSyntax, kind: str) -> bool:
     if kind == "parameter" or ".grad" in text or (value is not None and is_of_gradients(file, value)):
         return True
     given = values(value) if isinstance(value, ast.Call) and writes(value) else [value] if value is not None else []
-    return not any(map(names_bound, given))
+    return not any(map(names_in, given))
 
 
 def _is_tracked(write: WriteSyntax) -> bool:

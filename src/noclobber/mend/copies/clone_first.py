@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import given_for, is_new, root_of
+from noclobber.mend.holders.holding import given_for, is_new
 from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
 from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene
@@ -29,9 +29,10 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     is_read_after,
-    names_bound,
+    names_in,
     only_binding,
     parameters,
+    root_of,
     uses,
     values,
 )
@@ -93,7 +94,7 @@ def _writes_part(file: File, statement: ast.stmt, name: str) -> bool:
 
 
 def _is_loop_variable(loop: Loop, name: str) -> bool:
-    return any(name.split(".")[0] in names_bound(one.target) for one in walk(loop, ast.stmt) if isinstance(one, FOR))
+    return any(name.split(".")[0] in names_in(one.target) for one in walk(loop, ast.stmt) if isinstance(one, FOR))
 
 
 def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:

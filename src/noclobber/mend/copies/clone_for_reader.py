@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import aliases, asking, given_for, is_new, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import aliases, asking, given_for, is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.making import (
     FUNCTIONS,
     MODULES,
@@ -46,6 +46,7 @@ from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import (
+    attributes,
     called,
     called_by,
     calls,
@@ -61,6 +62,8 @@ from noclobber.syntax.names import (
     only_binding,
     owner,
     parameters,
+    returned,
+    root_of,
     uses,
     value_given,
     values,
@@ -240,8 +243,8 @@ def _carries_on(scene: Scene, file: File) -> bool:
     if tensor is None or not tensor.is_state:
         return False
     last = without_indexes(tensor.name or "").removesuffix("[]").rpartition(".")[2]
-    named = (one for one in walk(file.tree, ast.Attribute) if one.attr == last)
-    return not any(_cuts(file, one) for one in named if getattr(file.scope(one), "name", "") != "__init__")
+    held = (one for one in attributes(file, last) if getattr(file.scope(one), "name", "") != "__init__")
+    return not any(_cuts(file, one) for one in held)
 
 
 def _cuts(file: File, held: ast.Attribute) -> bool:
@@ -303,7 +306,7 @@ def _is_given_again(file: File, name: str, function: Scope) -> bool:
     with what the function gives back."""
     if not isinstance(function, FUNCTION) or name not in parameters(function):
         return False
-    if not any(dotted(one.value) == name for one in walk(function, ast.Return)):
+    if name not in map(dotted, returned(function)):
         return False
     with asking(function) as is_first:
         given = [one for one in given_for(file, name, function) if isinstance(one, ast.Name)] if is_first else []

@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.holding import given_for, is_new, is_read_last, root_of
+from noclobber.mend.holders.holding import given_for, is_new, is_read_last
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.events import Refusal
@@ -38,6 +38,8 @@ from noclobber.syntax.names import (
     only_binding,
     owner,
     parameters,
+    returned,
+    root_of,
     uses,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
@@ -150,18 +152,13 @@ def packed_apart(scene: Scene) -> Iterator[Change]:
         file, scope, slot = write.file, write.file.scope(write.statement), write.target
         if not isinstance(scope, FUNCTION) or not isinstance(slot, ast.Name) or write.statement not in scope.body:
             continue
-        returned = [
-            one
-            for each in walk(scope, ast.Return)
-            for one in (each.value.elts if isinstance(each.value, ast.Tuple) else [each.value])
-            if isinstance(one, ast.Name) and one.id == slot.id
-        ]
-        others = [one for one in uses(scope, slot.id, ast.Load) if one is not slot and one not in returned]
+        back = [one for one in returned(scope) if dotted(one) == slot.id]
+        others = [one for one in uses(scope, slot.id, ast.Load) if one is not slot and one not in back]
         hooks = _hooks(file, scope)
-        if not returned or others or not hooks or any(starts(one) < ends(write.statement) for one in returned):
+        if not back or others or not hooks or any(starts(one) < ends(write.statement) for one in back):
             continue
         if not any(map(_asks_which, hooks)) and next(walk(scope, ast.Try), None) is None:
-            edits = tuple(append(file, one, ".clone()") for one in returned)
+            edits = tuple(append(file, one, ".clone()") for one in back)
             yield Change("let the pack hook return memory of its own", edits, 1, Cure.CLONE_VALUE, is_sound=True)
 
 
@@ -191,9 +188,7 @@ def returned_apart(scene: Scene) -> Iterator[Change]:
             around, rows = file.class_of(forward), [*walk(forward, ast.Return)]
             if around is None or around.name != name or len(rows) != 1 or calls(forward, "mark_dirty"):
                 continue
-            value = rows[0].value
-            parts = value.elts if isinstance(value, ast.Tuple) else [value]
-            views = [one for one in parts if one is not None and dotted(base_of(one)) in parameters(forward)[1:]]
+            views = [one for one in returned(forward) if dotted(base_of(one)) in parameters(forward)[1:]]
             edits = [replace(file, one, f"{dotted(base_of(one))}.clone()") for one in views if called(one) == "view_as"]
             edits += [append(file, one, ".clone()") for one in views if called(one) != "view_as"]
             title = f"let `{name}` return a clone of its input, and no view"

@@ -32,7 +32,7 @@ from noclobber.syntax.names import (
     is_stored,
     last_name,
     named,
-    names_bound,
+    names_in,
     names_used,
     parameters,
 )
@@ -147,7 +147,7 @@ def from_clone(scene: Scene) -> Iterator[Change]:
             short = name.rpartition(".")[2]
             first = next((one for one in scope.body if one in file.around(some[0])), scope)
             edit = before(file, first, f"{short} = {name}.clone()")
-            if len(some) > 1 and short not in {*parameters(scope), *names_bound(scope)}:
+            if len(some) > 1 and short not in {*parameters(scope), *names_in(scope)}:
                 edits = [edit, *(replace(file, one, short) for one in some)]
                 yield from change(f"read from one clone of `{name}`", edits, 2)
 

@@ -29,18 +29,19 @@ from noclobber.mend.holders.making import (
 from noclobber.mend.holders.seen import Holders, are_over, is_of, is_over, node_at
 from noclobber.model.seen.operators import SPLITS
 from noclobber.syntax.names import (
+    attributes_set,
     called,
     called_by,
     dotted,
     has_stars,
     is_given,
     is_own,
-    is_stored,
     keyword,
     last_name,
     mentioned,
     names_used,
     parameters,
+    root_of,
     targets,
     uses,
     value_given,
@@ -173,9 +174,7 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
         return not (hasattr(builtins, func.id) or func.id in classes)
     is_known = is_function(call) or is_method(call) or is_method(call, of=TAKING | KEEPING_NOTHING)
     if last_name(func) in HANDING_ON | SPLITS or any(hasattr(one, last_name(func)) for one in (list, dict, str)):
-        is_known |= not any(
-            one.attr == last_name(func) and is_stored(file, one) for one in walk(file.tree, ast.Attribute)
-        )
+        is_known |= not attributes_set(file, last_name(func))
     return not (is_known or (isinstance(func, ast.Attribute) and is_namespace(func.value)))
 
 
@@ -516,13 +515,6 @@ def _is_saved(file: File, name: ast.Name) -> bool:
         return True
     target = above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
     return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "ctx"
-
-
-def root_of(value: ast.expr) -> ast.expr:
-    """`h` of `h[0].view(-1).add_(1)`."""
-    while isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)):
-        value = value.func if isinstance(value, ast.Call) else value.value
-    return value
 
 
 def _blocks_with(file: File, node: ast.stmt) -> Iterator[ast.AST]:

@@ -11,7 +11,17 @@ from __future__ import annotations
 import ast
 
 from noclobber.model.seen.operators import MAYBE_SAME, VIEWS
-from noclobber.syntax.names import called, definition, dotted, is_declared, last_name, owner, unindexed, value_given
+from noclobber.syntax.names import (
+    attributes_set,
+    called,
+    definition,
+    dotted,
+    is_declared,
+    last_name,
+    owner,
+    unindexed,
+    value_given,
+)
 from noclobber.syntax.tree import File, Function, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
@@ -87,11 +97,10 @@ def is_tensors(file: File, call: ast.Call, *, of: frozenset[str] = METHODS) -> b
         return False
     name, on = called(call), owner(call)
     own = (each.name for one in walk(file.tree, ast.ClassDef) for each in functions(one))
-    set_here = (one.attr for one in walk(file.tree, ast.Attribute) if isinstance(one.ctx, ast.Store))
     made = bound_to(file, on, call) if on is not None else None
     is_class = called(made)[:1].isupper() and (made is None or not _is_of_module(file, made))
     is_object = is_class and not called(made).endswith(("Parameter", "Buffer", "Tensor", "Variable"))
-    return not is_object and name not in own and name not in set_here
+    return not is_object and name not in own and not attributes_set(file, name)
 
 
 def _is_of_module(file: File, call: ast.Call) -> bool:
@@ -231,12 +240,12 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
     """Where an attribute of `self`, or of an object of a class of the file, is bound in that class, or a name in the
     innermost scope that binds it; where an item of it is set, too."""
     if isinstance(callee, ast.Attribute):
-        of = callee.value
+        of, elsewhere = callee.value, attributes_set(file, callee.attr)
         is_inside = last_name(of) == "self"
         around = file.class_of(where) if is_inside else _class(file, called(bound_to(file, of, where)))
         if not is_inside and around is not None and not _is_plain(file, around):
             return []
-        if around is None or _is_set_from_outside(file, callee.attr):
+        if around is None or any(last_name(one.value) != "self" for one in elsewhere):
             return []
         return [one for one in walk(around, ast.AST) if _binds(one, f"self.{callee.attr}")]
     if is_declared(file.tree, callee.id) or any(is_declared(one, callee.id) for one in functions(file.tree)):
@@ -274,12 +283,6 @@ _HIDDEN = (
     "assign=",
 )
 """What lets an object have other attributes than the statements of its class set."""
-
-
-def _is_set_from_outside(file: File, attribute: str) -> bool:
-    """Return True if the file sets an attribute of this name on anything but `self`."""
-    stored = (one for one in walk(file.tree, ast.Attribute) if isinstance(one.ctx, ast.Store))
-    return any(one.attr == attribute and last_name(one.value) != "self" for one in stored)
 
 
 def function_called(file: File, callee: ast.expr, where: ast.AST) -> ast.FunctionDef | None:

@@ -8,7 +8,7 @@ from noclobber.mend.holders.holding import TAKING_OUT, asking, given_for, keeps_
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
-from noclobber.syntax.names import called, called_by, dotted, last_name, mentioned, named, names_bound, unindexed, uses
+from noclobber.syntax.names import called, called_by, dotted, last_name, mentioned, named, names_in, unindexed, uses
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk
 from noclobber.syntax.writes import can_bind
 
@@ -122,7 +122,7 @@ def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:
 
 def _are_read(file: File, turns: ast.AST, taken: ast.expr, write: ast.stmt) -> bool:
     """Return True if nothing in the turns of a loop keeps what it takes out of a container."""
-    used = [one for one in walk(turns, ast.Name) if one.id in names_bound(taken) and isinstance(one.ctx, ast.Load)]
+    used = [one for one in walk(turns, ast.Name) if one.id in names_in(taken) and isinstance(one.ctx, ast.Load)]
     return not any(_hands_out(file, one, write, is_container=False) for one in used)
 
 

@@ -18,7 +18,7 @@ from noclobber.syntax.names import (
     called_by,
     is_own,
     is_stored,
-    names_bound,
+    names_in,
     uses,
 )
 from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk
@@ -118,9 +118,7 @@ def is_in_comprehension(file: File, use: ast.Name) -> bool:
     """Return True if each turn of a comprehension uses what a name was bound to before it."""
     turns = (one for one in file.around(use) if isinstance(one, _COMPREHENSIONS))
     bound = ((one.generators[0].iter, [each.target for each in one.generators]) for one in turns)
-    return any(
-        use not in ast.walk(once) and use.id not in set[str]().union(*map(names_bound, new)) for once, new in bound
-    )
+    return any(use not in ast.walk(once) and use.id not in set[str]().union(*map(names_in, new)) for once, new in bound)
 
 
 _COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)

@@ -25,12 +25,11 @@ from dataclasses import replace as replaced
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.flags import dropped
-from noclobber.mend.holders.holding import holds_alone, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import holds_alone, keeps_nothing, writes_through
 from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import may_be_kept, place_written
 from noclobber.mend.holders.seen import are_over, holders_at, is_over
 from noclobber.mend.new_tensors.returned import TITLE, rebound
-from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Refusal, without_indexes
@@ -39,6 +38,8 @@ from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (
     arguments,
+    attributes,
+    attributes_set,
     binds,
     call_of,
     called,
@@ -51,14 +52,15 @@ from noclobber.syntax.names import (
     is_untracked,
     keyword,
     named,
-    names_bound,
+    names_in,
     names_used,
     owner,
+    root_of,
     uses,
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, WITH, File, Place, ends, lines_in, starts, walk, within
+from noclobber.syntax.tree import FOR, WITH, File, Place, ends, lines_in, simple_statements, starts, walk, within
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
@@ -118,10 +120,10 @@ def put_into(scene: Scene) -> Iterator[Change]:
 def _is_of_graph(file: File, write: ast.AugAssign) -> bool:
     """Return True if the value of a write is made of what `autograd.grad` gives with a graph."""
     scope = file.scope(write)
-    names = names_bound(write.value)
+    names = names_in(write.value)
     for loop in file.loops(write):
-        if isinstance(loop, FOR) and names & names_bound(loop.target):
-            names |= names_bound(loop.iter)
+        if isinstance(loop, FOR) and names & names_in(loop.target):
+            names |= names_in(loop.iter)
     given = [value_given(file, one) for name in names for one in uses(scope, name, ast.Store)]
     made = [one for one in given if isinstance(one, ast.Call) and called(one) == "grad"]
     return any(is_given(one, "create_graph", True) for one in made)
@@ -247,10 +249,10 @@ def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
         bound = [one for one in own if is_stored(file, one)]
         fits = bound and [*bound, *after] == own and not loses_write(first)
         return [one for each in edits for one in each] if fits else []
-    elsewhere = (one for one in walk(file.tree, ast.Attribute) if one.attr == short and one not in own)
+    elsewhere = (one for one in attributes(file, short) if one not in own)
     if any(not is_stored(file, one) for one in elsewhere if one not in [each.target for each in filling]):
         return []
-    if after != own or any(is_stored(file, one) for one in own) or short in names_bound(scope):
+    if after != own or any(is_stored(file, one) for one in own) or short in names_in(scope):
         return []
     bound_anew = [Edit(one.span, one.replacement.removeprefix("self.")) for each in edits for one in each]
     return [*bound_anew, *(replace(file, one, short) for one in after)]
@@ -304,9 +306,9 @@ def _hidden(scene: Scene) -> Change | None:
 def _needs_no_gradient(file: File, held: ast.Attribute) -> bool:
     """Return True if an attribute gets only what functions of PyTorch make of numbers, and is never told to require a
     gradient."""
-    named = [one for one in walk(file.tree, ast.Attribute) if one.attr == held.attr]
-    rows = [file.statement(one) for one in named if is_stored(file, one)]
-    told = any(getattr(file.above[one], "attr", "").startswith("requires_grad") for one in named)
+    rows = [file.statement(one) for one in attributes_set(file, held.attr)]
+    above = (file.above[one] for one in attributes(file, held.attr))
+    told = any(getattr(one, "attr", "").startswith("requires_grad") for one in above)
     made = [one.value if isinstance(one, ast.Assign) else None for one in rows]
     plain = all(isinstance(one, ast.Call) and is_untracked(one) and not keyword(one, "requires_grad") for one in made)
     return rows != [] and plain and not told
@@ -387,14 +389,14 @@ def _refused_alike(file: File, write: ast.stmt, first: WriteSyntax) -> list[ast.
     unpacked = [one.targets[0] for one in rows if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple)]
     names = [dotted(one) for target in unpacked for one in target.elts if first.name in map(dotted, target.elts)]
     heads = [one for one in within(file.scope(write), ast.stmt) if isinstance(one, FOR)]
-    names += [dotted(one.target) for one in heads if {*names} & names_bound(one.iter)]
+    names += [dotted(one.target) for one in heads if {*names} & names_in(one.iter)]
     others = (one for name in {*names} - {first.name, ""} for one in writes_through(file, file.scope(write), name))
     return [one for one in others if starts(one) > starts(write)]
 
 
 def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:
     """Return True if a statement always runs before another one below it, which then writes the new tensor."""
-    rows, first, second = together(file, write, other)
+    rows, first, second = file.together(write, other)
     return first < second and rows[first] is write
 
 
@@ -421,7 +423,7 @@ def _bound_anew(
 def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr, *, hidden: bool = False) -> Change | None:
     """The same for an attribute or an item that was seen to hold the tensor, at each line that writes through it."""
     name, lines = file.source(held), scene.lines_written(file)
-    rows = [one for one in walk(file.tree, ast.stmt) if one.lineno in lines and not hasattr(one, "body")]
+    rows = [one for one in simple_statements(file.tree) if one.lineno in lines]
     if write not in rows or lines != {one.lineno for one in rows}:
         return None
     for one in rows:

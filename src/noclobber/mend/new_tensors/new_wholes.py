@@ -22,6 +22,7 @@ from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.operators import SPLITS
 from noclobber.syntax.edits import before, insert, replace, rewritten, with_argument
 from noclobber.syntax.names import (
+    attributes_set,
     called,
     called_by,
     dotted,
@@ -29,7 +30,7 @@ from noclobber.syntax.names import (
     is_own,
     is_read_after,
     is_stored,
-    names_bound,
+    names_in,
     names_used,
     owner,
     parameters,
@@ -67,7 +68,7 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
     holders, scope = holders_at(scene.finding, file, row), file.scope(row)
     if loop is None or pair is None or not _container(pair[1]) or holders is None:
         return False
-    name, own = _container(pair[1]), names_bound(loop.target)
+    name, own = _container(pair[1]), names_in(loop.target)
     others = loop.iter.args if isinstance(loop.iter, ast.Call) else []
     if not all(one is pair[1] or _is_as_long(file, scope, one, name) for one in others):
         return False  # `zip` ends with the shortest, and what is not written has to stay
@@ -124,8 +125,7 @@ def _only_reads(file: File, use: ast.expr) -> bool:
 
 def _is_list(file: File, held: ast.Attribute) -> bool:
     """Return True if a file sets an attribute of this name to lists alone."""
-    stored = [one for one in walk(file.tree, ast.Attribute) if one.attr == held.attr and is_stored(file, one)]
-    rows = [file.statement(one) for one in stored]
+    rows = [file.statement(one) for one in attributes_set(file, held.attr)]
     return rows != [] and all(isinstance(one, ast.Assign) and isinstance(one.value, _LISTS) for one in rows)
 
 

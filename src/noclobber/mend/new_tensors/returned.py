@@ -18,7 +18,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, root_of, writes_through
+from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, writes_through
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.silent import GradientWrite
@@ -31,9 +31,10 @@ from noclobber.syntax.names import (
     is_read_again,
     last_name,
     mentions,
-    names_bound,
+    names_in,
     only_binding,
     parameters,
+    root_of,
 )
 from noclobber.syntax.tree import FUNCTION, File, functions, starts, walk
 from noclobber.syntax.writes import (
@@ -113,7 +114,7 @@ def _is_returned(write: WriteSyntax) -> bool:
     scope = write.file.scope(write.statement)
     rows = list(walk(scope, ast.Return))
     is_last = isinstance(scope, FUNCTION) and scope.body[-1] in rows
-    return is_last and all(one.value is not None and write.name in names_bound(one.value) for one in rows)
+    return is_last and all(one.value is not None and write.name in names_in(one.value) for one in rows)
 
 
 def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:

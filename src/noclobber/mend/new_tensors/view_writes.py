@@ -13,6 +13,7 @@ from noclobber.mend.scene import Scene
 from noclobber.model.seen.operators import TWIN_IS_VIEW, VIEWS
 from noclobber.syntax.edits import cloned_before, remove, replace
 from noclobber.syntax.names import (
+    attributes_set,
     call_of,
     called,
     called_by,
@@ -133,8 +134,7 @@ def _stays(file: File, index: ast.expr, row: ast.stmt) -> bool:
     scope = file.scope(row)
     names = {each.id for each in walk(index, ast.Name)} - {"self"}
     below = [use for each in names for use in uses(scope, each) if starts(use) > starts(row)]
-    held = {each.attr for each in walk(index, ast.Attribute)}
-    stored = [each for each in walk(file.tree, ast.Attribute) if each.attr in held and is_stored(file, each)]
+    stored = attributes_set(file, *(each.attr for each in walk(index, ast.Attribute)))
     return (
         not any(isinstance(each, (ast.Call, ast.Subscript, ast.NamedExpr)) for each in ast.walk(index))
         and not any(isinstance(use.ctx, ast.Store) or isinstance(file.above[use], ast.Attribute) for use in below)

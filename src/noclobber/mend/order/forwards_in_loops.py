@@ -22,8 +22,6 @@ from noclobber.mend.order.run_again import (
     OF_MODELS,
     OF_VALUES,
     acts,
-    bound_by,
-    changed_by,
     is_same_again,
     mentions_models,
     models_of,
@@ -48,7 +46,7 @@ from noclobber.syntax.names import (
     made_of,
     mentioned,
     named,
-    names_bound,
+    names_in,
     names_stored,
     names_used,
     owner,
@@ -66,9 +64,10 @@ from noclobber.syntax.tree import (
     has_text_of_lines,
     last_line,
     lines_in,
+    simple_statements,
     walk,
 )
-from noclobber.syntax.writes import is_of_loss
+from noclobber.syntax.writes import changed_by, is_of_loss
 
 _NO_FORWARD = (
     "print", "len", "float", "range", "backward", "step", "append", "item", "clip_grad_norm_", "clip_grad_value_",
@@ -88,7 +87,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     if read is None or inner is None or not (scene.is_freed or scene.reads_first()):
         return
     file, backwards = read.file, calls(read.row, "backward")
-    needed = names_bound(backwards[0].func) if backwards else set[str]()
+    needed = names_in(backwards[0].func) if backwards else set[str]()
     found = ((one, _forward(scene, file, one, needed)) for one in (inner, *file.loops(inner)))
     loop, rows = next((pair for pair in found if pair[1]), (inner, []))
     if not rows or not _can_run(file, loop, inner, rows):
@@ -97,7 +96,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     if runs_models and not isinstance(inner, FUNCTION):
         return
     moves = _can_move(file, loop, inner, rows)
-    edits, bound = _edits(file, inner, rows, moves=moves), {name for row in rows for name in bound_by(row)}
+    edits, bound = _edits(file, inner, rows, moves=moves), {name for row in rows for name in changed_by(row)}
     is_same = dotted(owner(backwards[0])) in bound
     cost = 0 if calls(loop, "step") or is_same or isinstance(loop, FUNCTION) else 2
     where = "closure" if isinstance(inner, FUNCTION) else "loop"
@@ -105,7 +104,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
     alike = _is_for_steps(file, inner) if isinstance(inner, FUNCTION) else steps_alike(inner, inner.body)
     is_sound = alike and read.row in inner.body and is_same_again(scene, file, loop, inner, rows)
-    more = needed.union(*(names_bound(row.value) for row in rows))
+    more = needed.union(*(names_in(row.value) for row in rows))
     is_sound &= not (runs_models or any(_forward(scene, file, one, more) for one in file.loops(loop)))
     for kept in [retained, *[[]] * bool(retained)] if edits else []:
         sound = is_sound and kept is retained
@@ -130,11 +129,11 @@ def _forward(scene: Scene, file: File, loop: Turns, needed: set[str]) -> list[as
     for row in (one for each in above[: above.index(loop)] for one in walk(each, ast.Assign)):
         if file.scope(row) is file.scope(loop) and _records(scene, file, row, models | made):
             found.append(row)
-            made |= bound_by(row)
+            made |= changed_by(row)
     needed = made_of(needed, loop)
     slice_: list[ast.Assign] = []
     for row in reversed(found):
-        if bound_by(row) & needed - {name for one in slice_ for name in bound_by(one)}:
+        if changed_by(row) & needed - {name for one in slice_ for name in changed_by(one)}:
             slice_.insert(0, row)
             needed |= names_used(row.value)
     return slice_
@@ -166,7 +165,7 @@ def _is_asked(above: ast.AST) -> bool:
 
 def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if the rows do in the loop what they did before it."""
-    bound = {name for row in rows for name in bound_by(row)}
+    bound = {name for row in rows for name in changed_by(row)}
     if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, inner.body[0])):
         return False
     if any(not isinstance(one, ast.Name) for row in rows for one in targets(row)):
@@ -179,7 +178,7 @@ def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) 
     below = file.block(loop)[file.block(loop).index(loop) :] if isinstance(loop, FUNCTION) else loop.body
     for row in rows:
         passed = [one for one in between if one.lineno > row.lineno]
-        if changed_by([*passed, *below]) & {*names_used(row.value), *bound_by(row)}:
+        if changed_by(*passed, *below) & {*names_used(row.value), *changed_by(row)}:
             return False
     heads = [one for one in (inner, *file.loops(inner)) if one.lineno >= loop.lineno]
     if any(_head(file, one, bound) & {name for row in rows for name in names_used(row)} for one in heads):
@@ -201,8 +200,8 @@ def _runs_models(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assig
     """Return True if the loss may have another forward in the loop, of a model that the rows run."""
     models = models_of(file, loop)
     others = models - models_run(scene, rows, models)
-    needed = made_of({name for one in calls(read, "backward") for name in names_bound(one.func)}, loop)
-    makes = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body") and needed & names_stored(one)]
+    needed = made_of({name for one in calls(read, "backward") for name in names_in(one.func)}, loop)
+    makes = [one for one in simple_statements(loop) if needed & names_stored(one)]
     found = [one for row in (*makes, read) for one in walk(row, ast.Call)]
     ran = [(each, one) for call in found for one in run_by(scene, call) for each in scene.files() if one in each.above]
     of_files = {getattr(one, "name", "") for _, one in ran}
@@ -220,7 +219,7 @@ def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
     each = all(any(call_of(row) is one for row in rows) for one in steps)
     once = len(calls(around, "backward", "grad")) == 1 and steps != [] and each
     left = [one for one in walk(around, ast.Continue, ast.Try, ast.Return) if one is not rows[-1]]
-    return once and all(isinstance(one, ast.Return) and not _is_among(one, rows) for one in left)
+    return once and all(isinstance(one, ast.Return) and not any(one in ast.walk(row) for row in rows) for one in left)
 
 
 def _is_for_steps(file: File, closure: Function) -> bool:
@@ -231,13 +230,9 @@ def _is_for_steps(file: File, closure: Function) -> bool:
     return only and once and not back and not closure.decorator_list
 
 
-def _is_among(node: ast.stmt, rows: Sequence[ast.stmt]) -> bool:
-    return any(node in ast.walk(one) for one in rows)
-
-
 def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if nothing but the loop needs what some rows compute before it."""
-    bound, above = {name for row in rows for name in bound_by(row)}, file.block(loop)
+    bound, above = {name for row in rows for name in changed_by(row)}, file.block(loop)
     between = [one for one in rows_between(file, loop, rows) if one not in rows and one.lineno < loop.lineno]
     if not set(rows) <= set(above) or any(names_used(row) & bound for row in between):
         return False

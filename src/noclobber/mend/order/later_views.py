@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change
 from noclobber.mend.holders.holding import writes_through
-from noclobber.mend.order.steps import together
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.syntax.edits import insert, lines_of, text_of_lines, whole_lines
-from noclobber.syntax.names import called, dotted, is_own, names_bound, names_used, owner, values
+from noclobber.syntax.names import called, dotted, is_own, names_in, names_used, owner, values
 from noclobber.syntax.tree import File, ends, last_line, starts, walk, within
 
 
@@ -32,7 +31,7 @@ def views_later(scene: Scene) -> Iterator[Change]:
         made = file.statement(unpacked[0]) if len(unpacked) == 1 else None
         if not isinstance(made, ast.Assign) or made.value is not unpacked[0] or write.statement not in writing:
             continue
-        rows, first, last = together(file, made, write.statement)
+        rows, first, last = file.together(made, write.statement)
         between = rows[first + 1 : last + 1]
         if not between or rows[first] is not made or not all(_only_writes(one, writing) for one in between):
             continue
@@ -65,6 +64,6 @@ def _are_views(file: File, made: ast.Assign, between: Sequence[ast.stmt]) -> boo
         return False
     used = set[str]().union(*map(names_used, between))
     sizes = set[str]().union(*map(names_used, _given(made.value)[1:])) - {"self"}  # type: ignore[arg-type]
-    views = names_bound(target)
+    views = names_in(target)
     is_whole = all(file.own_lines(one) is not None for one in (made, between[-1]))
     return is_whole and not used & (views | sizes) and all(is_own(scope, one) for one in views)

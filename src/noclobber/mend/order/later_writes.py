@@ -24,7 +24,7 @@ from itertools import product
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
 from noclobber.mend.holders.making import bound_to
-from noclobber.mend.order.steps import operands, together
+from noclobber.mend.order.steps import operands
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Write
@@ -37,13 +37,14 @@ from noclobber.syntax.names import (
     called,
     calls,
     dotted,
-    is_declared,
     is_untracked,
     last_name,
-    names_bound,
+    names_in,
+    names_read,
+    names_stored,
     names_used,
+    own_names,
     owner,
-    parameters,
     values,
 )
 from noclobber.syntax.tree import (
@@ -99,7 +100,7 @@ def _calls_of_writers(scene: Scene, read: Place) -> Iterator[ast.AST]:
 
 def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[Change]:
     file = read.file
-    rows, first, second = together(file, target, read.row)
+    rows, first, second = file.together(target, read.row)
     if not rows or first >= second:
         return
     first, end = _alike(rows, first)
@@ -152,18 +153,18 @@ def _only_ends(scene: Scene, file: File, block: ast.With | ast.AsyncWith, read: 
     writing = (isinstance(one, ast.Call) and writes(one) for one in inside)
     if len(lines) != 1 or any(writing) or any(isinstance(one, ast.Attribute) and one.attr == "data" for one in inside):
         return False
-    first = _names(read.row, bound=False)
+    first = names_read(read.row)
     names, known = set(first), set[str]()
     while names - known:
         name = (names - known).pop()
         known.add(name)
         assigned = within(file.scope(read.row), ast.Assign, ast.AugAssign, ast.AnnAssign)
-        rows = [one for one in assigned if name in _names(one, bound=True)]
+        rows = [one for one in assigned if name in names_stored(one)]
         below = [row for row in rows if starts(row) >= starts(block)]
         is_given = name in first and not rows  # the loss itself, as an argument
         if not below and (is_given or not all(map(_is_of_no_graph, rows))):
             return False
-        names |= {each for row in below or rows for each in _names(row, bound=False)}
+        names |= {each for row in below or rows for each in names_read(row)}
     return True
 
 
@@ -215,12 +216,12 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     run = [write, *run_by(scene, write)]
     if next(walk(write, *_LEAVING), None) is not None or any(_uses_gradients(file, one) for one in run):
         return False
-    used, gives = names_bound(write), _names(write, bound=True)
-    bound = {name for row in between for name in _names(row, bound=True)}
-    if any(gives & _names(row, bound=False) for row in between):
+    used, gives = names_in(write), names_stored(write)
+    bound = {name for row in between for name in names_stored(row)}
+    if any(gives & names_read(row) for row in between):
         return False
     appended = {last_name(owner(one)) for row in between for one in calls(row, "append")}
-    read = used.union(*(names_used(one) - _own(one) for one in run[1:]))
+    read = used.union(*(names_used(one) - own_names(one) for one in run[1:]))
     if read & (bound | appended) or any("hook" in called(one) for one in walk(file.tree, ast.Call)):
         return False
     if any(calls(row, *DRAWING) for row in between):
@@ -240,17 +241,6 @@ def _apart(scene: Scene, file: File, rows: Sequence[ast.stmt]) -> set[str]:
     places = [[(one.name, place_of(one.site)) for one in write.apart] for write in scene.finding.writes]
     seen = [{name for name, at in some if at is not None and at.file.scope(at.node) is scope} for some in places]
     return set[str].intersection(*seen) if seen else set()
-
-
-def _names(node: ast.AST, *, bound: bool) -> set[str]:
-    """The variables that a statement binds, or those that it reads."""
-    return {one.id for one in walk(node, ast.Name) if isinstance(one.ctx, ast.Load) is not bound}
-
-
-def _own(node: ast.AST) -> set[str]:
-    """The variables of a function."""
-    own = {*parameters(node)} if isinstance(node, FUNCTION) else set[str]()
-    return {one for one in own | _names(node, bound=True) if not is_declared(node, one)}
 
 
 def _uses_gradients(file: File, node: ast.AST) -> bool:

@@ -15,6 +15,7 @@ from noclobber.mend.holders.making import (
     HANDING_ON,
     KEEPING_NOTHING,
     METHODS,
+    bound_to,
     function_called,
     is_function,
     is_tensors,
@@ -24,22 +25,24 @@ from noclobber.mend.holders.seen import looks_around
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.operators import DRAWING
 from noclobber.syntax.names import (
-    binds,
+    attributes_set,
     call_of,
     called,
     calls,
     definition,
     dotted,
     first_name,
+    imported_from,
     is_own,
     is_part,
     is_stored,
     last_name,
     made_of,
     named,
-    names_bound,
+    names_in,
     names_stored,
     names_used,
+    own_names,
     owner,
     targets,
     unindexed,
@@ -52,10 +55,11 @@ from noclobber.syntax.tree import (
     File,
     Turns,
     functions,
+    simple_statements,
     walk,
     within,
 )
-from noclobber.syntax.writes import base_of, writes, written_by
+from noclobber.syntax.writes import base_of, changed_by, writes, written_by
 
 OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
 """Methods that show what has weights, and that are no forward."""
@@ -93,12 +97,12 @@ _COMPUTED = OF_VALUES - {"rsample", "sample", "register_hook", "requires_grad_",
 def is_same_again(scene: Scene, file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if some rows of the block of a loop do the same however often they run, but for the weights, and if
     nothing but the loss of the loop needs what they compute."""
-    bound = {name for row in rows for name in bound_by(row)}
+    bound = {name for row in rows for name in changed_by(row)}
     known, scope = set[str](), file.scope(loop)
     for row in rows:
-        if names_bound(row.value) & (bound - known) or row not in file.block(loop):
+        if names_in(row.value) & (bound - known) or row not in file.block(loop):
             return False
-        known |= bound_by(row)
+        known |= changed_by(row)
     if not all(is_own(scope, name, loop) for name in bound) or any(map(looks_around, walk(scope, ast.Call))):
         return False
     for one in (use for name in bound for use in uses(scope, name, ast.Load)):
@@ -143,10 +147,10 @@ def _gives_once(scene: Scene, value: ast.expr | None) -> bool:
 def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign], run: set[str]) -> bool:
     """Return True if nothing from the first of some rows to the end of the loop changes what they read or how their
     models compute, and the loss needs no other value that the models gave before the loop."""
-    scope, bound, models = file.scope(loop), {name for row in rows for name in bound_by(row)}, models_of(file, loop)
+    scope, bound, models = file.scope(loop), {name for row in rows for name in changed_by(row)}, models_of(file, loop)
     others = [one for one in within(scope, ast.stmt) if one not in rows and one is not loop]
     outside = [one for one in others if loop not in file.around(one)]
-    after = [one for one in walk(loop, ast.stmt) if not hasattr(one, "body")] + rows_between(file, loop, rows)
+    after = simple_statements(loop) + rows_between(file, loop, rows)
     heads = [one.iter for one in walk(scope if isinstance(loop, FUNCTION) else loop, ast.For)]
     if not all(_keeps_nothing(scene, file, one, models) for head in heads for one in walk(head, ast.Call)):
         return False
@@ -163,22 +167,22 @@ def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Ass
             runs |= mentions_models(head, attributes)
             if runs or (used - _stored_in(one)) & tracked:
                 tracked |= own & (used if isinstance(one, ast.Expr) else _stored_in(one))
-    root = {name for one in calls(loop, "backward") for name in names_bound(one.func)}
+    root = {name for one in calls(loop, "backward") for name in names_in(one.func)}
     inside = {name for one in walk(loop, ast.stmt) for name in _stored_in(one)}
     if (made_of(root, loop) - inside - bound) & tracked or mentions_models(loop, attributes):
         return False
-    read = made_of({name for row in rows for name in names_bound(row.value)} - roots - bound, scope)
+    read = made_of({name for row in rows for name in names_in(row.value)} - roots - bound, scope)
     forwards = [one for each in scene.files() for one in functions(each.tree) if one.name in _RUN]
     ran = [*forwards, *(each for row in rows for each in run_by(scene, row))]
-    free = set[str]().union(*(names_bound(one) - _stored_within(one) for one in ran))
-    if free & (changed_by(after) | {first_name(owner(one)) for row in after for one in calls(row, "append")}):
+    free = set[str]().union(*(names_in(one) - own_names(one) for one in ran))
+    if free & (changed_by(*after) | {first_name(owner(one)) for row in after for one in calls(row, "append")}):
         return False
     if any(first_name(owner(call_of(row))) == "torch" and not calls(row, *_LEAVING_ALONE) for row in after):
         return False  # it may set a mode
     if any("hook" in called(one) for one in walk(file.tree, ast.Call)):
         return False
     for call in (each for row in after if row not in rows for each in walk(row, ast.Call)):
-        name, mentioned = called(call), names_bound(call)
+        name, mentioned = called(call), names_in(call)
         if writes(call) and first_name(base_of(written_by(call))) in read:
             return False
         ran = list(run_by(scene, call))
@@ -193,10 +197,6 @@ def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Ass
 
 def _file_of(scene: Scene, node: ast.AST) -> File:
     return next(one for one in scene.files() if node in one.above)
-
-
-def _stored_within(scope: ast.AST) -> set[str]:
-    return {one.id for one in within(scope, ast.Name) if not isinstance(one.ctx, ast.Load)}
 
 
 def _stored_in(row: ast.stmt) -> set[str]:
@@ -232,8 +232,7 @@ def _is_again_the_same(
 
 def _is_set_later(file: File, node: ast.AST) -> bool:
     """Return True if a file sets an attribute elsewhere than where an object begins."""
-    name = getattr(node, "attr", "")
-    stored = (one for one in walk(file.tree, ast.Attribute) if one.attr == name and is_stored(file, one))
+    stored = attributes_set(file, getattr(node, "attr", ""))
     return any(getattr(file.scope(one), "name", "") != "__init__" for one in stored)
 
 
@@ -271,15 +270,13 @@ def _is_taken_out(file: File, name: ast.Name) -> bool:
 
 def _is_distribution(file: File, call: ast.Call) -> bool:
     """`Categorical(logits=h)`, where it is imported from `torch.distributions`."""
-    rows = (row for row in walk(file.tree, ast.ImportFrom) if (row.module or "").startswith("torch.distributions"))
-    names = {one.asname or one.name for row in rows for one in row.names}
-    return ".distributions." in dotted(call.func) or (isinstance(call.func, ast.Name) and call.func.id in names)
+    return ".distributions." in dotted(call.func) or dotted(call.func) in imported_from(file, "torch.distributions")
 
 
 def models_of(file: File, loop: Turns) -> set[str]:
     """The dotted names of what has weights: what is asked for `parameters`, and what optimizers of the loop take."""
     found = {dotted(owner(one)) for one in calls(file.tree, *OF_MODELS)}
-    found = found.union(*map(names_bound, _stepped_by(file, loop))) - {"", "torch", "optim"}
+    found = found.union(*map(names_in, _stepped_by(file, loop))) - {"", "torch", "optim"}
     return _with_attributes(file, found)
 
 
@@ -314,15 +311,8 @@ def _stepped_by(file: File, loop: Turns) -> list[ast.expr]:
     steps = calls(file.tree if isinstance(loop, FUNCTION) else loop, "step")
     if isinstance(loop, FUNCTION):
         steps = [one for one in steps if loop.name in map(dotted, values(one))]
-    made = [_made_by(file, owner(one), one if isinstance(loop, FUNCTION) else loop) for one in steps]
-    return [one for each in made if isinstance(each, ast.Call) for one in each.args[:1]]
-
-
-def _made_by(file: File, of: ast.expr | None, at: ast.AST) -> ast.expr | None:
-    """The value of a name, or of a name or attribute that the file sets once."""
-    rows = [one for one in walk(file.tree, ast.Assign) if dotted(of) and binds(one, dotted(of))]
-    is_only = len(rows) == 1 and dotted(of) not in {one.arg for one in walk(file.tree, ast.arg)}
-    return rows[0].value if is_only else definition(file, of, at)
+    made = [bound_to(file, of, one) for one in steps if (of := owner(one)) is not None]
+    return [one for each in made if each is not None for one in each.args[:1]]
 
 
 def _keeps_nothing(scene: Scene, file: File, call: ast.Call, models: set[str]) -> bool:
@@ -348,23 +338,9 @@ def acts(file: File, model: ast.expr) -> bool:
     return function is not None and not {"no_grad", "inference_mode"}.isdisjoint(map(last_name, named(function)))
 
 
-def bound_by(row: ast.Assign) -> set[str]:
-    return {name for target in row.targets for name in names_bound(target)}
-
-
 def rows_between(file: File, loop: Turns, rows: Sequence[ast.Assign]) -> list[ast.stmt]:
     """The simple statements from the first of some rows to the loop; for a closure, those of the whole block."""
     above = file.block(loop)
     end = None if isinstance(loop, FUNCTION) else above.index(loop)
-    found = [one for each in above[:end] for one in walk(each, ast.stmt) if not hasattr(one, "body")]
+    found = [one for each in above[:end] for one in simple_statements(each)]
     return found[found.index(rows[0]) :]
-
-
-def changed_by(rows: Sequence[ast.stmt]) -> set[str]:
-    """The names that some statements bind, or write through in place."""
-    found = set[str]()
-    for row in rows:
-        bound = (one for one in walk(row, ast.expr) if not isinstance(getattr(one, "ctx", _LOAD), ast.Load))
-        found |= {first_name(base_of(one)) for one in bound}
-        found |= {first_name(base_of(written_by(one))) for one in walk(row, ast.Call) if writes(one)}
-    return found

@@ -23,6 +23,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
+from noclobber.mend.gradients import reads_other_gradients
 from noclobber.mend.holders.making import (
     BUILTINS,
     KEEPING_NOTHING,
@@ -52,17 +53,18 @@ from noclobber.syntax.edits import (
     without_retaining,
 )
 from noclobber.syntax.names import (
+    attributes,
+    attributes_set,
     call_of,
     called,
-    called_by,
     calls,
     dotted,
     first_name,
     is_given,
-    is_stored,
     keyword,
     last_name,
-    names_bound,
+    names_in,
+    names_stored,
     only_binding,
     optimizer_of,
     owner,
@@ -71,7 +73,7 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, walk
+from noclobber.syntax.tree import FOR, File, Place, last_line, simple_statements, walk
 
 _HARMLESS = frozenset(
     """
@@ -91,7 +93,7 @@ def reordered(scene: Scene) -> Iterator[Change]:
     file = step.file
     for one, other in ((step.row, read.row), *_calls_of_both(step, read)):
         is_direct = one is step.row and other is read.row
-        rows, first, second = together(file, one, other)
+        rows, first, second = file.together(one, other)
         if is_direct and first > second:
             yield from _loop_split(scene, step, read)
         if not rows or first >= second:
@@ -124,8 +126,8 @@ def _does_more(row: ast.stmt) -> bool:
 
     A step that moved past it would come too late. No proof shows that where the difference is in later steps.
     """
-    return any(map(_is_more, _statements_in(row))) or (
-        hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in _statements_in(row))
+    return any(map(_is_more, simple_statements(row))) or (
+        hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in simple_statements(row))
     )
 
 
@@ -133,18 +135,6 @@ def _is_more(row: ast.stmt) -> bool:
     if (call := call_of(row)) is not None:
         return called(call) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
     return isinstance(row, ast.Assign) and any(one.attr == "data" for one in walk(row, ast.Attribute))
-
-
-def together(file: File, one: ast.AST, other: ast.AST) -> tuple[list[ast.stmt], int, int]:
-    """The innermost block that holds both nodes, and where in it each is; an empty one where none does."""
-    for row in (one, *file.around(one)):
-        if isinstance(row, FUNCTION) and row is not one:
-            break
-        rows = file.block(row) if isinstance(row, ast.stmt) else []
-        holding = next((number for number, each in enumerate(rows) if _holds(file, each, other)), None)
-        if isinstance(row, ast.stmt) and holding is not None:
-            return rows, rows.index(row), holding
-    return [], 0, 0
 
 
 def _swapped(
@@ -155,7 +145,7 @@ def _swapped(
     file, start, end = step.file, first, _end_of_update(rows, second)
     while is_direct and start and isinstance(rows[start - 1], ast.Expr) and calls(rows[start - 1], *_UPDATES):
         start -= 1
-    later = [one for row in rows[first + 1 : end + 1] for one in _statements_in(row)]
+    later = [one for row in rows[first + 1 : end + 1] for one in simple_statements(row)]
     if is_direct and not (any(calls(row, "zero_grad") for row in rows[start:first]) and any(map(optimizer_of, later))):
         return
     begin, stop, target = lines_of(file, rows[first + 1])[0], last_line(rows[end]), lines_of(file, rows[start])[0]
@@ -197,7 +187,7 @@ def _moved(
         return
     gone = whole_lines(file, begin, stop) if is_row else gone
     mine, function = optimizer_of(step.row), file.scope(read.row)
-    inside = _statements_in(function) if function is not file.scope(rows[second]) else []
+    inside = simple_statements(function) if function is not file.scope(rows[second]) else []
     own = _first_stepped([*(one for one in inside if one.lineno > read.row.lineno), *rows[second + 1 :]])
     if own and own != mine and (call := _backward_without(read, "inputs")) is not None:
         inputs = with_argument(file, call, f"inputs={_parameters_of(scene, own)}")
@@ -210,14 +200,14 @@ def _moved(
 
 def _first_stepped(rows: Sequence[ast.stmt]) -> str:
     """The first optimizer that some statements step."""
-    return next((name for row in rows for one in _statements_in(row) if (name := optimizer_of(one))), "")
+    return next((name for row in rows for one in simple_statements(row) if (name := optimizer_of(one))), "")
 
 
 def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
     """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
     name = optimizer_of(step.row)
     between = [one for row in rows[first + 1 : second] for one in calls(row, "zero_grad")]
-    later = [one for row in rows[second + 1 :] for one in _statements_in(row)]
+    later = [one for row in rows[second + 1 :] for one in simple_statements(row)]
     if name and between and any(optimizer_of(one) == name for one in later):
         yield from change("step once, after both backwards", [remove(file, one) for one in (step.row, *between)], 2)
 
@@ -229,10 +219,10 @@ def _loop_split(scene: Scene, step: Place, read: Place) -> Iterator[Change]:
     if not isinstance(loop, FOR) or file.indent(loop) is None:
         return
     rows, inner = loop.body, file.indent(loop.body[0])
-    if inner is None or not names_bound(loop.target) & set(re.split(r"\W+", name)):
+    if inner is None or not names_in(loop.target) & set(re.split(r"\W+", name)):
         return
-    at = next((n for n, row in enumerate(rows) if _holds(file, row, step.row)), -1)
-    if at < 1 or not _holds(file, loop, read.row):
+    at = next((n for n, row in enumerate(rows) if file.holds(row, step.row)), -1)
+    if at < 1 or not file.holds(loop, read.row):
         return
     indent = file.indent(loop) or ""
     header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
@@ -254,7 +244,7 @@ def _loop_split(scene: Scene, step: Place, read: Place) -> Iterator[Change]:
 def _end_of_update(rows: list[ast.stmt], second: int) -> int:
     """The last statement of the update that a backward belongs to: the next step, if only such calls lie between."""
     for number in range(second + 1, min(len(rows), second + 5)):
-        if any(optimizer_of(one) for one in _statements_in(rows[number])):
+        if any(optimizer_of(one) for one in simple_statements(rows[number])):
             return number
         if not calls(rows[number], *_UPDATES):
             break
@@ -267,15 +257,6 @@ def _parameters_of(scene: Scene, name: str) -> str:
     return (
         f"list({module}.parameters())" if module else f'[p for group in {name}.param_groups for p in group["params"]]'
     )
-
-
-def _holds(file: File, row: ast.stmt, node: ast.AST) -> bool:
-    return row is node or row in file.around(node)
-
-
-def _statements_in(row: ast.AST) -> list[ast.stmt]:
-    """The simple statements in and below a statement."""
-    return [one for one in walk(row, ast.stmt) if not hasattr(one, "body")]
 
 
 def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second: int) -> bool:
@@ -327,7 +308,7 @@ def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Se
 def _stepped_by(file: File, call: ast.Call) -> set[str]:
     """The modules whose parameters an optimizer, or what clips them, is given, by the text; else names."""
     given = _given(file, call)
-    return {dotted(one) for one in _owners(given)} or names_bound(given)
+    return {dotted(one) for one in _owners(given)} or names_in(given)
 
 
 def _given(file: File, call: ast.Call) -> ast.expr:
@@ -351,38 +332,27 @@ def _owners(node: ast.AST) -> list[ast.expr]:
 
 
 def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
-    """Return True if a file freezes parameters, has hooks, or may read gradients of other than some modules: those that
-    the backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
-    words = (one.value for one in walk(file.tree, ast.Constant))
+    """Return True if a file freezes parameters, or may read gradients of other than some modules: those that the
+    backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
     given = (one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad")
     placed = (one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1)
     freezes = not all(isinstance(one, ast.Constant) and one.value is True for one in (*given, *placed))
-    if freezes or "grad" in words or any("hook" in called(one) for one in walk(file.tree, ast.Call)):
+    if freezes or attributes(file, "requires_grad", "requires_grad_", "from_pretrained"):
         return True
-    named = list(walk(file.tree, ast.Attribute))
-    if any(one.attr in ("requires_grad", "requires_grad_", "from_pretrained") for one in named):
+    stored = (one for one in attributes_set(file, "grad") if not isinstance(value_given(file, one), ast.Constant))
+    set_here = {dotted(one.value) for one in stored}
+    if reads_other_gradients(file, lambda one: dotted(one) in set_here or _is_one_of(file, one, modules)):
         return True
-    stored = (one for one in named if isinstance(one.ctx, ast.Store))
-    set_here = {dotted(one) for one in stored if not isinstance(value_given(file, one), ast.Constant)}
-    read = [
-        one for one in named if one.attr == "grad" and isinstance(one.ctx, ast.Load) and dotted(one) not in set_here
-    ]
-    read = [one for one in read if not called_by(file, one) and not _is_gradient_of(file, one, modules)]
     clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(file, one) <= modules]
-    return bool(read) or any(file.statement(one) not in above for one in clipped)
+    return any(file.statement(one) not in above for one in clipped)
 
 
-def _is_gradient_of(file: File, read: ast.Attribute, modules: set[str]) -> bool:
-    """`p.grad` of `{name: p.grad for name, p in net.named_parameters()}`, where `net` is one of some modules."""
-    turns = [
-        each for one in file.around(read) for each in getattr(one, "generators", [one] if isinstance(one, FOR) else ())
-    ]
-    bound = next((one for one in turns if dotted(read.value) in names_bound(one.target)), None)
-    of = owner(bound.iter) if bound is not None and called(bound.iter) in ("parameters", "named_parameters") else None
-    if of is None or first_name(of) in parameters(file.scope(read)):
+def _is_one_of(file: File, module: ast.expr | None, modules: set[str]) -> bool:
+    """Return True for `net`, and for `game.critic` where `self.critic` is one of some modules."""
+    if module is None or first_name(module) in parameters(file.scope(module)):
         return False
-    return dotted(of) in modules or (
-        isinstance(of, ast.Attribute) and f"self.{of.attr}" in modules and _is_own(file, of)
+    return dotted(module) in modules or (
+        isinstance(module, ast.Attribute) and f"self.{module.attr}" in modules and _is_own(file, module)
     )
 
 
@@ -390,7 +360,7 @@ def _is_own(file: File, part: ast.Attribute) -> bool:
     """`game.critic`, where the file binds no other attribute of that name than the `self.critic` of the class that
     makes `game`."""
     made = bound_to(file, part.value, part)
-    stored = [one for one in walk(file.tree, ast.Attribute) if one.attr == part.attr and is_stored(file, one)]
+    stored = attributes_set(file, part.attr)
     return stored != [] and all(getattr(file.class_of(one), "name", None) == called(made) for one in stored)
 
 
@@ -490,7 +460,7 @@ def _stepped_once(scene: Scene) -> Iterator[Change]:
     if (places := scene.step_and_backward()) is None:
         return
     step, read = places
-    rows, first, second = together(step.file, step.row, read.row)
+    rows, first, second = step.file.together(step.row, read.row)
     name = optimizer_of(step.row)
     if not rows or first >= second or not name or rows[first] is not step.row:
         return
@@ -504,16 +474,14 @@ def _stepped_once(scene: Scene) -> Iterator[Change]:
 
 def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> Iterator[Change]:
     one, other = _loss_of(first), _loss_of(read.row)
-    rows, at, last = together(file, first, read.row)
+    rows, at, last = file.together(first, read.row)
     if one is None or other is None or at >= last or rows[last] is not read.row or rows[at] is not first:
         return
     if "" in (dotted(one), dotted(other)) or dotted(one) == dotted(other):
         return
     if any(_uses_gradients(row) for row in rows[at + 1 : last] if row not in gone):
         return
-    between = (each for row in rows[at + 1 : last] for each in walk(row, ast.Name))
-    bound = {each.id for each in between if not isinstance(each.ctx, ast.Load)}
-    if dotted(one).partition(".")[0] in bound:
+    if any(first_name(one) in names_stored(row) for row in rows[at + 1 : last]):
         return
     edits = [*(remove(file, row) for row in (first, *gone))]
     edits.append(replace(file, read.row, f"({file.source(one)} + {file.source(other)}).backward()"))

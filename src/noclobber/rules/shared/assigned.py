@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.model.seen.silent import Moved
 from noclobber.model.source import Span
-from noclobber.syntax.names import dotted
+from noclobber.syntax.names import attributes, dotted
 from noclobber.syntax.tree import FUNCTION, File, Placed, file_at, walk
 
 _MAKES = ("__init__", "__new__", "__post_init__", "__set__", "setup")
@@ -57,7 +57,7 @@ def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
         names = (node for node in walk(file.tree, ast.Name) if node.id == last)
         yield from (node for node in names if not isinstance(file.nearest(node, ast.ClassDef, *FUNCTION), ast.ClassDef))
     else:
-        yield from (node for node in walk(file.tree, ast.Attribute) if node.attr == last)
+        yield from attributes(file, last)
 
 
 def _is_self(node: ast.AST) -> bool:

@@ -16,6 +16,7 @@ from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site, Span
 from noclobber.syntax.assigning import Set, computes_from_itself, set_in
 from noclobber.syntax.names import (
+    attributes,
     called,
     calls,
     definition,
@@ -23,7 +24,7 @@ from noclobber.syntax.names import (
     first_name,
     is_untracked,
     made_of,
-    names_bound,
+    names_in,
     names_used,
     owner,
     targets,
@@ -149,7 +150,7 @@ def built_once(read: Site | None, saved: Site | None, states: Sequence[Carried] 
         return True
     if saved is None:
         return False
-    names = made_of({name for one in calls(place.row, "backward") for name in names_bound(one.func)}, loop)
+    names = made_of({name for one in calls(place.row, "backward") for name in names_in(one.func)}, loop)
     if any(_is_carried(loop, name) for name in names):
         return False
     if any(_may_run(place.file, one, saved.code.co_name) for one in walk(loop, ast.Call)):
@@ -175,7 +176,7 @@ def is_renewed(read: Site | None, state: Carried) -> bool | None:
     if "." not in whole:  # what is given a name of a tensor cannot bind it anew
         own = [one for one in walk(loop, ast.Name) if one.id == last and not state.name.isidentifier()]
         return None if any(_may_fill(place.file, one) for one in own) else False
-    held = (one for one in walk(place.file.tree, ast.Attribute) if one.attr == last)
+    held = attributes(place.file, last)
     if state.kind == "attribute":  # it holds the tensor, and no call puts another one there
         return None if any(_is_set(place.file, one) for one in held) else False
     return None if any(_is_set(place.file, one) or _may_fill(place.file, one) for one in held) else False
@@ -204,7 +205,7 @@ def _adds(row: ast.stmt, name: str) -> bool:
     if isinstance(row, ast.AugAssign):
         return isinstance(row.op, ast.Add)
     value = getattr(row, "value", None)
-    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and name in names_bound(value)
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and name in names_in(value)
 
 
 def steps_between(freed: Site | None, read: Site | None) -> bool:

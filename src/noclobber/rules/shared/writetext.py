@@ -12,7 +12,7 @@ from noclobber.syntax.names import (
     dotted,
     is_read_after,
     is_untracked,
-    names_bound,
+    names_in,
 )
 from noclobber.syntax.tree import File, Place, last_line, place_of, statement_of, walk
 from noclobber.syntax.writes import (
@@ -92,7 +92,7 @@ def fills_by_loop(write: WriteSyntax) -> bool:
         if isinstance(loop, ast.While):
             set_by |= {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store)}
     indexed = walk(write.target, ast.Subscript) if write.target is not None else ()
-    return any(names_bound(one.slice) & set_by for one in indexed)
+    return any(names_in(one.slice) & set_by for one in indexed)
 
 
 def computes(write: WriteSyntax) -> bool:

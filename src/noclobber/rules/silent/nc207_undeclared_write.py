@@ -67,7 +67,7 @@ from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import inside_label, known, same_line, write_label, writer_in_words
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words
-from noclobber.syntax.names import definition, names_bound
+from noclobber.syntax.names import definition, names_in
 from noclobber.syntax.tree import Place, place_of, walk
 from noclobber.syntax.writes import write_at
 
@@ -129,7 +129,7 @@ def _meanings(event: Undeclared, name: str) -> list[Help]:
 
 def _may_give(place: Place, name: str, row: ast.Return) -> bool:
     """Return True if a function may return what it has written: by its name, or by one that was bound to it."""
-    given = names_bound(row)
+    given = names_in(row)
     bound = (definition(place.file, one, row) for one in walk(row, ast.Name))
     return name in given or any(isinstance(one, ast.Name) and one.id == name for one in bound)
 

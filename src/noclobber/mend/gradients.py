@@ -1,0 +1,36 @@
+"""Whether the text of a program may tell the gradients of some modules and tensors from others: what reads them, by a
+`.grad`, by the name in a text, or in a hook."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from noclobber.syntax.names import called, called_by, dotted, gone_through, is_stored, owner
+from noclobber.syntax.tree import File, walk
+
+ASKING = ("parameters", "named_parameters")
+"""Methods that give the weights of a module."""
+_WORDS = ("hook", "jac", "hess", "vjp", "jvp")
+"""Parts of the names of what may see gradients in other ways."""
+IsKnown = Callable[[ast.expr | None], bool]
+"""Whether the gradient of a tensor, or of the weights of a module, may be read."""
+
+
+def reads_other_gradients(file: File, is_known: IsKnown) -> bool:
+    """Return True if a file may read other gradients than those that are known: of a tensor, or of a weight `p` in what
+    goes through `net.parameters()`."""
+    words = (one.value for one in walk(file.tree, ast.Constant) if isinstance(one.value, str))
+    if any("grad" in one and one.replace(".", "_").isidentifier() for one in words):
+        return True  # it may be the name of an attribute
+    if any(word in called(one) for one in walk(file.tree, ast.Call) for word in _WORDS):
+        return True
+    read = [one for one in walk(file.tree, ast.Attribute) if one.attr == "grad" and not is_stored(file, one)]
+    read = [one for one in read if called_by(file, one) is None]
+    return not all(is_known(one.value) or is_known(_module_of(file, one.value)) for one in read)
+
+
+def _module_of(file: File, weight: ast.expr) -> ast.expr | None:
+    """`net` for `p` in what goes through `net.parameters()`."""
+    weights = gone_through(file, weight, dotted(weight))
+    return owner(weights) if called(weights) in ASKING else None
