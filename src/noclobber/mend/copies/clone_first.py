@@ -98,7 +98,7 @@ def _is_loop_variable(loop: Loop, name: str) -> bool:
 
 
 def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
-    """A clone of a leaf, or of a view of one, so that the gradient flows; or a clone where the view is made, unless it is
+    """A clone of a leaf, or of a view of one, so that the gradient flows; or one where the view is made, unless it is
     expanded there."""
     file, name, found, event = write.file, write.name, write.statement, scene.finding.event
     if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
