@@ -232,6 +232,17 @@ def _waves(w):
 
 
 SOUND = {
+    "a mask of visited rows, by scatter": """
+def run():
+    visited = torch.zeros(3, 4, dtype=torch.bool)
+    total = 0.0
+    for i in range(3):
+        scores = (x @ w).masked_fill(visited, -9.0).softmax(-1)
+        pick = scores.argmax(-1)
+        total = total + scores.gather(1, pick[:, None]).log().sum()
+        visited.scatter_(1, pick[:, None], True)
+    total.backward()
+""",
     "weights that a method puts back before the loss of a batch": SIGNS
     + """
 def run():

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import noclobber
 from noclobber.mend import cures
 from noclobber.mend.cures import candidates
-from noclobber.mend.scene import Scene, as_it_ran
+from noclobber.mend.scene import KEEPS_TYPE, Scene, as_it_ran
 from noclobber.mend.shown import advised
 from noclobber.model.plain import built
 from noclobber.model.reports.finding import Finding
@@ -249,3 +249,22 @@ def test_an_autocast_that_is_known_keeps_no_cast(tmp_path, entered, mended):
         again.text = applied(program.text, edits)
         assert "cache_enabled=False" in again.text
         assert not again.findings()
+
+
+@pytest.mark.parametrize("name", sorted(KEEPS_TYPE))
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16])
+def test_the_result_has_the_type_of_the_tensor_whatever_is_given(name, dtype):
+    """A fact of PyTorch on which diffs rest that write a mask or indices out of place."""
+    tensor, at, mask = torch.ones(2, 2).to(dtype), torch.tensor([0]), torch.ones(2, 2, dtype=torch.bool)
+    row, wide = torch.ones(1, 2).to(dtype), torch.ones((), dtype=torch.int64 if dtype is torch.bool else torch.float64)
+    given = {
+        "index_add_": (0, at, row),
+        "index_copy_": (0, at, row),
+        "index_fill_": (0, at, 1),
+        "masked_fill_": (mask, wide),
+        "masked_scatter_": (mask, tensor),
+        "scatter_": (1, at[:, None], 1),
+        "scatter_add_": (1, at[:, None], row),
+        "scatter_reduce_": (1, at[:, None], row, "amax"),
+    }
+    assert getattr(tensor, name.removesuffix("_"))(*given[name]).dtype is dtype

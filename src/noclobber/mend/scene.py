@@ -21,6 +21,12 @@ _WIDE = ("float32", "float64", "complex64", "complex128")
 _MOST_FILES = 24
 """Fewer than stay parsed (`parse`)."""
 _SINGLE = ("float32", "complex64")
+KEEPS_TYPE = {
+    "index_add_", "index_copy_", "index_fill_", "masked_fill_", "masked_scatter_", "scatter_", "scatter_add_",
+    "scatter_reduce_",
+}  # fmt: skip
+"""Operators whose result out of place has the type of the tensor, whatever they are given (torch 2.13;
+tests/mend/test_sound.py)."""
 _WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
 """Names by which a file may make tensors of a wider type."""
 
@@ -194,8 +200,10 @@ class Scene:
         return list(dict.fromkeys(name for name in names if name))
 
     def keeps_type(self, file: File) -> bool:
-        """Return True if out of place the result has the element type of the tensor too, as no operand has a wider
-        one."""
+        """Return True if out of place the result has the element type of the tensor too, as no operand has a wider one,
+        or has no part in it."""
+        if set(self.ops()) and set(self.ops()) <= KEEPS_TYPE:
+            return True
         dtype = self.finding.tensor.dtype.removeprefix("torch.") if self.finding.tensor is not None else ""
         return dtype in _WIDE and (dtype not in _SINGLE or _WIDER.isdisjoint(names_used(file.tree)))
 
