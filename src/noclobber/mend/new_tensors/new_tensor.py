@@ -176,7 +176,8 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
         return
     name, texts = seen(file.source(held)), list[str]()
     if is_whole and isinstance(statement, ast.Assign):
-        texts = [file.source(statement.value)]
+        value = file.source(statement.value)
+        texts = [value if _stays(statement.value) else f"torch.empty_like({name}).copy_({value})"]
     elif call is not None and call is call_of(statement):
         texts = list(_new(write, call, name))
     for text in texts:
@@ -198,7 +199,8 @@ def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
     file, op = write.file, called(call)
     texts = [file.source(one) for one in arguments(call)]
     if op == "copy_" and call.args:
-        yield texts[0]
+        if _stays(call.args[0]):
+            yield texts[0]
         if isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript)):
             yield f"{texts[0]}.clone()"
         yield f"torch.empty_like({target}).copy_({texts[0]})"
@@ -208,6 +210,19 @@ def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
         yield f"torch.full_like({target}, {texts[0]})"
     elif op in RANDOM_FILLS:
         yield f"torch.empty_like({target}).{op}({', '.join(texts)})"
+
+
+def _stays(value: ast.expr) -> bool:
+    """Return True if a value is on the device of what it is computed from: a run on a CPU does not show it of what
+    `torch.randn(n)` makes, nor of what a function of the program does."""
+    made = [one for one in walk(value, ast.Call) if called(one) in _MAKING or isinstance(one.func, ast.Name)]
+    return called(value) == "to" or all(keyword(one, "device") is not None for one in made)
+
+
+_MAKING = set(
+    "arange as_tensor empty eye from_numpy full linspace ones rand randint randn randperm tensor zeros".split()  # noqa: SIM905
+)
+"""What makes a tensor on the CPU, if no device is given."""
 
 
 def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
