@@ -43,6 +43,22 @@ def test_a_statement_is_written_out_of_place(write: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("made", "right"),
+    [
+        ("fresh = torch.randn(3)", "h = torch.empty_like(h).copy_(fresh)"),
+        ("a, fresh = noise(3), noise(3)", "h = torch.empty_like(h).copy_(fresh)"),
+        ("a = torch.randn(3)\n    fresh = a.outer(a)", "h = torch.empty_like(h).copy_(fresh)"),
+        ("fresh = torch.randn(3, device=x.device)", "h = fresh"),
+        ("fresh = x.exp()\n    fresh = fresh + 1", "h = fresh"),
+    ],
+)
+def test_what_was_made_on_no_device_in_particular_is_copied(made: str, right: str) -> None:
+    """A run on a CPU does not show that `copy_` brings it to the device of what is filled."""
+    source = f"def f(h, x):\n    keep = h.exp()\n    {made}\n    h.copy_(fresh)\n    return h\n"
+    assert changes("NC101", source, write="h.copy_(fresh)")[0] == right
+
+
+@pytest.mark.parametrize(
     ("line", "write", "right"),
     [
         ("return h.add_(1)", "h.add_(1)", "return h.add(1)"),

@@ -113,6 +113,11 @@ class Scene:
         return self.code in ("NC301", "NC302")
 
     @property
+    def is_expanded(self) -> bool:
+        """Whether PyTorch refuses a write to a part of an expanded leaf."""
+        return isinstance(self.finding.event, Refusal) and self.finding.event.expanded
+
+    @property
     def is_hidden(self) -> bool:
         """Whether the text of a write goes through `.data`, to what is no weight or buffer."""
         return self.kind == "tensor" and any(True for write in self.writes() for _ in hides(write.target))
@@ -202,7 +207,8 @@ class Scene:
     def keeps_type(self, file: File) -> bool:
         """Return True if out of place the result has the element type of the tensor too, as no operand has a wider one,
         or has no part in it."""
-        if set(self.ops()) and set(self.ops()) <= KEEPS_TYPE:
+        ops = set(self.ops())
+        if ops and ops <= KEEPS_TYPE:
             return True
         dtype = self.finding.tensor.dtype.removeprefix("torch.") if self.finding.tensor is not None else ""
         return dtype in _WIDE and (dtype not in _SINGLE or _WIDER.isdisjoint(names_used(file.tree)))

@@ -30,8 +30,7 @@ _OF_OTHERS = (
     "the value that it writes depends on other leaves, and no run shows whether these should get a gradient through it"
 )
 _EXPANDED = (
-    "there is nothing to compare with: without the patch, and with gradients off, a write to one row of what was "
-    "expanded changes them all"
+    "there is nothing to compare with: without the patch, a write to one row of the expanded tensor changes all of them"
 )
 _FURTHEST = 32
 """The last backward call that is compared with the patched program's own central differences."""
@@ -45,7 +44,8 @@ class Stage:
 
     `after`: how many backward calls that program ends before the write is refused. `of_itself`: whether the value to be
     written was seen to depend on no leaf but the written one. `carries`: whether the program was seen to hand a graph
-    on from turn to turn, by states that get new values. `expanded`: whether a write is to a view of an expanded leaf.
+    on from turn to turn, by states that get new values. `expanded`: whether one was refused that changes
+    other rows too, where gradients are off (`Refusal.expanded`).
     """
 
     references: References
@@ -136,7 +136,7 @@ def _agreement(
 ) -> str | None:
     """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing gives
     its derivative, or not for sure."""
-    ours, theirs = its.get("along", []), [one for one in right["along"] if one is not None]
+    ours, theirs = its["along"], [one for one in right["along"] if one is not None]
     if theirs and ours and (theirs[0][1] or ours[0][1]):
         return "forward mode along 1 random direction" if forward_mode.same(theirs[0], ours[0]) else ""
     if not all(one[1] for one in ours):
@@ -152,10 +152,10 @@ def _agreement(
 
 
 def _agrees(found: Iterable[Differences], call: dict[str, Any] | None) -> bool | None:
-    """Return True if a backward call has the derivatives that some central differences give; None where it has none, as
-    where it failed, or the others are of another loss."""
+    """Return True if a backward call has the derivatives that some central differences give; None where it has none, or
+    the others are of another loss."""
     agrees = None
-    for one in found if call is not None and call.get("along") else ():
+    for one in found if call is not None and call["along"] else ():
         if call is None or comparison.same_before(one.still, call)[0]:
             break
         pairs = list(zip(one.along, call["along"], strict=False))

@@ -4,10 +4,10 @@ Sound if PyTorch refuses the write because the tensor requires a gradient: the p
 that the statement computes have to stay the same. A write is an update, and not a part of the function, if its value
 consists only of gradients, numbers and plain arithmetic: no gradient could flow through that but to the weight itself,
 as where that decays. What the function has computed under `no_grad` may be added to what one name alone holds. No
-update is what a custom Function writes, what a later backward has saved, and what may be meant as a new tensor, such as
-the first weights of an inner loop by another name. Neighbouring statements of the same kind are put there too, because
-PyTorch would refuse them next. So is the whole of a loop that steps weights by hand in several statements, where the
-value was seen to carry no gradient.
+update is what a custom Function writes, what a later backward has saved, what is a part of an expanded leaf, and what
+may be meant as a new tensor, such as the first weights of an inner loop by another name. Neighbouring statements of the
+same kind are put there too, because PyTorch would refuse them next. So is the whole of a loop that steps weights by
+hand in several statements, where the value was seen to carry no gradient.
 
 Tried is any write of a weight, of a `.grad`, or of mere numbers, whose value does not come from a call that may give a
 tracked tensor: that gradient would be lost.
@@ -66,8 +66,7 @@ _METHODS = (
 
 def under_mode(scene: Scene) -> Iterator[Change]:
     """Put a refused write, and the writes like it beside it, under `with torch.no_grad():`; or the whole function."""
-    event = scene.finding.event
-    for write in scene.writes() if isinstance(event, Refusal) and scene.is_refused and not event.expanded else ():
+    for write in scene.writes() if scene.is_refused and not scene.is_expanded else ():
         file, found = write.file, write.statement
         if hasattr(found, "body") or file.own_lines(found) is None:
             continue

@@ -21,7 +21,6 @@ from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
 from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
-from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import append, cloned_before
 from noclobber.syntax.names import (
@@ -100,7 +99,7 @@ def _is_loop_variable(loop: Loop, name: str) -> bool:
 def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     """A clone of a leaf, or of a view of one, so that the gradient flows; or one where the view is made, unless it is
     expanded there."""
-    file, name, found, event = write.file, write.name, write.statement, scene.finding.event
+    file, name, found = write.file, write.name, write.statement
     if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
         return
     title = f"write into a clone of `{name}`, so that the gradient flows through"
@@ -109,7 +108,7 @@ def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
     yield from change(title, [cloned_before(file, found, name)], 1)
-    if isinstance(event, Refusal) and event.expanded:
+    if scene.is_expanded:
         return
     scope, root = file.scope(found), base_of(definition(file, write.base, found))
     if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):

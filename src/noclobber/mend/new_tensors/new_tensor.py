@@ -33,7 +33,7 @@ from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Refusal, without_indexes
-from noclobber.model.seen.operators import RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
+from noclobber.model.seen.operators import FACTORIES, RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
 from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (
@@ -60,7 +60,19 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, WITH, File, Place, ends, lines_in, simple_statements, starts, walk, within
+from noclobber.syntax.tree import (
+    FOR,
+    WITH,
+    File,
+    Place,
+    ends,
+    functions,
+    lines_in,
+    simple_statements,
+    starts,
+    walk,
+    within,
+)
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
@@ -177,7 +189,7 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
     name, texts = seen(file.source(held)), list[str]()
     if is_whole and isinstance(statement, ast.Assign):
         value = file.source(statement.value)
-        texts = [value if _stays(statement.value) else f"torch.empty_like({name}).copy_({value})"]
+        texts = [value if _stays(file, statement.value, statement) else f"torch.empty_like({name}).copy_({value})"]
     elif call is not None and call is call_of(statement):
         texts = list(_new(write, call, name))
     for text in texts:
@@ -199,10 +211,10 @@ def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
     file, op = write.file, called(call)
     texts = [file.source(one) for one in arguments(call)]
     if op == "copy_" and call.args:
-        if _stays(call.args[0]):
+        if _stays(file, call.args[0], write.statement):
             yield texts[0]
-        if isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript)):
-            yield f"{texts[0]}.clone()"
+            if isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript)):
+                yield f"{texts[0]}.clone()"
         yield f"torch.empty_like({target}).copy_({texts[0]})"
     elif op in _LIKE and not texts:
         yield f"torch.{_LIKE[op]}({target})"
@@ -212,17 +224,14 @@ def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
         yield f"torch.empty_like({target}).{op}({', '.join(texts)})"
 
 
-def _stays(value: ast.expr) -> bool:
+def _stays(file: File, value: ast.expr, at: ast.AST) -> bool:
     """Return True if a value is on the device of what it is computed from: a run on a CPU does not show it of what
     `torch.randn(n)` makes, nor of what a function of the program does."""
-    made = [one for one in walk(value, ast.Call) if called(one) in _MAKING or isinstance(one.func, ast.Name)]
-    return called(value) == "to" or all(keyword(one, "device") is not None for one in made)
-
-
-_MAKING = set(
-    "arange as_tensor empty eye from_numpy full linspace ones rand randint randn randperm tensor zeros".split()  # noqa: SIM905
-)
-"""What makes a tensor on the CPU, if no device is given."""
+    own = {one.name for one in functions(file.tree)}
+    made = (one for one in walk(value, ast.Call) if isinstance(one.func, ast.Name) or called(one) in own | FACTORIES)
+    given = [one for name in walk(value, ast.Name) if (one := definition(file, name, at)) is not None]
+    is_told = all(keyword(one, "device") is not None for one in made)
+    return is_told and all(_stays(file, one, file.statement(one) or one) for one in given)
 
 
 def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:

@@ -49,6 +49,12 @@ UNTRACKED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Functions and methods through whose result no gradient flows."""
+FACTORIES = frozenset(
+    """
+    arange as_tensor empty eye from_numpy full linspace logspace ones rand randint randn randperm tensor zeros
+    """.split()  # noqa: SIM905
+)
+"""Functions that make a tensor on the CPU, or on the default device, if no device is given."""
 DRAWING = frozenset(
     "bernoulli multinomial rand rand_like randint randint_like randn randn_like randperm".split()  # noqa: SIM905
 )

@@ -166,7 +166,8 @@ def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
 def _is_expanded(view: torch.Tensor, op: str) -> bool:
     """Return True if a view was taken from an expanded tensor, or is one that the operator writes even so.
 
-    PyTorch keeps no view in between: the graph names them (torch 2.13; tests/observe/describe/test_expanded.py).
+    PyTorch keeps no view in between: the graph names them (torch 2.13; tests/observe/describe/test_expanded.py). A view
+    whose base was written since gets its new node here, and not where the program next asks for it.
     """
     made_by, name = graph.maker_of(view), op.split("::")[-1].partition(".")[0]
     overlaps = any(not step and size > 1 for step, size in zip(view.stride(), view.shape, strict=True))

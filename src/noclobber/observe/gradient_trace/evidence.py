@@ -290,7 +290,7 @@ class Evidence:
             try:
                 result = engine(t_outputs, *args, **kwargs)
             except BaseException:
-                self.events.append({"kind": "failed", "roots": call.roots, "number": self.begun} | kept)
+                self.events.append({"kind": "failed", "roots": call.roots, "along": [], "number": self.begun} | kept)
                 raise
             finally:
                 call.release()

@@ -27,7 +27,7 @@ Instead
 Notes
     Put code that sets up a parameter under `torch.no_grad()`. A write that belongs to the forward needs a clone,
     such as image features put between word embeddings: write `embeds = embeds.clone()` first, and the gradient is
-    right.
+    right. So does a write to rows of what `expand` gave: under `torch.no_grad()` it would change all rows.
     `reshape`, `flatten` and `contiguous` give a view wherever they can.
 """
 
