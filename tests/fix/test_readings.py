@@ -55,7 +55,7 @@ def test_a_straight_through_estimator_is_asked_about_and_never_mended(fixed):
     assert (done.status, done.diff, left) == (0, "", STRAIGHT_THROUGH)  # it is a warning
     assert "only the author can say what is meant" in said
     passes, through = (
-        line.partition(": ")[2] for line in done.words if line.startswith(("    as it is", "    if the gr"))
+        line.rpartition(": ")[2] for line in done.words if line.startswith(("    as it is", "    if the gr"))
     )
     assert passes == through
     assert "`net.weight` 0," not in passes
@@ -215,6 +215,40 @@ def test_a_write_that_spoils_two_saves_is_one_question(fixed):
     done, _ = fixed(TWO_SAVES)
     assert sum(line.startswith("NC101") for line in done.words) == 1
     assert done.words[-1] == "noclobber: no proven fix; 1 finding left"
+
+
+HANDED_OUT = """\
+import torch
+
+torch.manual_seed(0)
+net, head = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+for _ in range(2):
+    h = torch.sigmoid(net(torch.randn(4, 2)))
+    {}array = h.detach().numpy()
+    array *= 3.0
+    {}
+    head(h).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("between", ["", "h = h.view(2, 6).view(4, 3)"])
+def test_values_that_numpy_writes_and_the_forward_goes_on_with_are_asked_about(fixed, between):
+    """PyTorch cannot tell whether the gradient should follow them: a clone would keep the write out of it."""
+    text = HANDED_OUT.format("", between)
+    done, left = fixed(text, writing=True)
+    assert (done.status, done.diff, left) == (1, "", text)
+    assert "only the author can say what is meant" in "\n".join(done.words)
+    assert [line.strip().partition(":")[0] for line in done.words if line.startswith("    if ")] == [
+        "if the gradient should pass as if nothing had happened",
+        "if only the code that writes should see it",
+    ]
+
+
+def test_values_that_numpy_writes_and_nothing_goes_on_with_are_copied(fixed):
+    text = HANDED_OUT.format("y = head(h).sum(); ", "").replace("head(h).sum().backward", "y.backward")
+    done, left = fixed(text, writing=True)
+    assert done.status == 0, done.words
+    assert "h.detach().numpy().copy()" in left
 
 
 RESET = """\

@@ -14,7 +14,7 @@ from noclobber.mend.autograd.declared import marked_dirty, saved_for_backward, t
 from noclobber.mend.autograd.detached_state import detached
 from noclobber.mend.autograd.modes import recorded
 from noclobber.mend.autograd.no_grad import under_mode
-from noclobber.mend.autograd.seen_by_autograd import let_see, straight_through
+from noclobber.mend.autograd.seen_by_autograd import let_see
 from noclobber.mend.change import LAST_RESORT, Change, Mend
 from noclobber.mend.copies.checkpointed_regions import not_again, run_alike
 from noclobber.mend.copies.clone_first import argument_cloned, into_clone, value_cloned
@@ -117,15 +117,6 @@ def candidates(finding: Finding, read: Callable[[str], str], fitting: tuple[Mend
 def as_part(finding: Finding, read: Callable[[str], str]) -> list[Change]:
     """Return the changes by which autograd sees a write that it was never told of."""
     return candidates(finding, read, (let_see,))
-
-
-def readings(finding: Finding, read: Callable[[str], str]) -> list[Change]:
-    """Return changes that each state one meaning of a write outside of autograd. They are questions, not fixes."""
-    passing = [one for write in Scene(finding, read).writes() for one in straight_through(write)]
-    part = [
-        replace(one, title=f"if the write is part of the function: {one.title}") for one in candidates(finding, read)
-    ]
-    return [*passing, *part][:MOST]
 
 
 def _distinct(found: Iterable[Change]) -> Iterator[Change]:

@@ -11,8 +11,8 @@ from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.repairs import Reading
 from noclobber.fix.proof.verdicts import Prover, is_there
-from noclobber.mend import cures
-from noclobber.mend.autograd.seen_by_autograd import PASSING
+from noclobber.mend import meanings
+from noclobber.mend.meanings import Meaning
 from noclobber.model.reports.finding import Finding
 from noclobber.observe.gradient_trace import comparison, evidence
 
@@ -23,34 +23,36 @@ _LEAVES = 3
 def readings(prover: Prover, finding: Finding, before: Patch) -> list[Reading]:
     """Return the program as it is, and with each change that states one meaning, runs, and removes the finding."""
     trials = []
-    for one in cures.readings(finding, before.read):
+    for meaning, one in meanings.readings(finding, before.read):
         try:
             patch = before.edited(one.edits)
-            trials.append((one.title, patch, prover.start(patch)))
+            trials.append((meaning, one.title, patch, prover.start(patch)))
         except (Misfit, OSError):
             continue
     bare = prover.start(before, "bare").result()
     found = [Reading("as it is", _gradients(bare.evidence))]
     preserved = prover.as_it_is.get("full").events
-    for title, patch, trial in trials:
+    for meaning, title, patch, trial in trials:
         result = trial.result()
         stopped = not (result.went_through or result.ends_like(bare))
         if stopped or any(is_there(finding, one, before, patch) for one in result.findings):
             continue
-        if _keeps_what_it_says(evidence.read(result.evidence), preserved, passing=title == PASSING):
-            found.append(Reading(title, _gradients(result.evidence), patch))
+        if _keeps_what_it_says(evidence.read(result.evidence), preserved, meaning):
+            found.append(Reading(f"{meaning.value}: {title}", _gradients(result.evidence), patch))
     return found
 
 
-def _keeps_what_it_says(events: list[dict[str, Any]], preserved: list[dict[str, Any]], *, passing: bool) -> bool:
+def _keeps_what_it_says(events: list[dict[str, Any]], preserved: list[dict[str, Any]], meaning: Meaning) -> bool:
     """Return True if a change computes the same loss as the preserved run, and no leaf loses its gradient. If the
-    gradient should pass, it must also be equal."""
+    gradient should pass, it must also be equal. Where only foreign code should see the write, the loss is another."""
     right, loss = comparison.first_loss(preserved), comparison.first_loss(events)
     if right is None or loss is None:
         return True
-    if not comparison.same_loss(right, loss) or comparison.lost_leaf(preserved, events):
+    if comparison.lost_leaf(preserved, events):
         return False
-    return not (passing and comparison.compare(preserved[:1], events[:1]).difference)
+    if meaning is not Meaning.ASIDE and not comparison.same_loss(right, loss):
+        return False
+    return not (meaning is Meaning.PASSED and comparison.compare(preserved[:1], events[:1]).difference)
 
 
 def _gradients(path: str) -> str:

@@ -19,8 +19,6 @@ from noclobber.syntax.names import dotted, has_stars, in_tuple, is_read_again, l
 from noclobber.syntax.tree import FUNCTION, WITH, With, walk
 from noclobber.syntax.writes import WriteSyntax, is_in_vain, out_of_place, value_of
 
-PASSING = "if the gradient should pass as if nothing had happened"
-"""The meaning by which a write has no part in the gradient."""
 _GUARDS = ("no_grad", "inference_mode")
 """Blocks in which autograd records nothing."""
 _SEEING = "let autograd see it: write out of place"
@@ -117,4 +115,4 @@ def straight_through(write: WriteSyntax) -> Iterator[Change]:
         return
     plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
     edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
-    yield from change(PASSING, out_of_guard(write, [edit]) or (), 1)
+    yield from change(f"add the change to `{name}` as a constant", out_of_guard(write, [edit]) or (), 1)

@@ -81,9 +81,13 @@ _MAYBE = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Co
 
 def kept_as_clone(scene: Scene) -> Iterator[Change]:
     """`f(x.clone())` where autograd keeps the operand, `f(x).clone()` where it keeps the result."""
+    if (scene.is_clobber or scene.is_refused) and not scene.is_unseen:
+        yield from cloned(scene)
+
+
+def cloned(scene: Scene) -> Iterator[Change]:
+    """The same for any write: the loss follows it, the gradient leaves it out."""
     save = scene.finding.save
-    if not (scene.is_clobber or scene.is_refused) or scene.is_unseen:
-        return
     if save is not None and (found := _sound(scene, stem(save.node), save.field)) is not None:
         yield found
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_hidden else 1 if scene.code == "NC102" else 2

@@ -144,7 +144,7 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         counted = [w for w in writes if w.version_before != w.version_after or (handle.unchecked and w.overlaps)]
         writes = tuple(counted) or writes
     else:
-        writes = _with_unseen(writes, handle, save.tensor, backward, memory)
+        writes = _with_unseen(writes, handle, _made_by(node, save), save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
     read = read_of(backward, save.node)
     stepped = any(write.step for write in writes)
@@ -165,7 +165,12 @@ def _carried(node: Node | None, backward: Backward, memory: Memory) -> tuple[tup
 
 
 def _with_unseen(
-    writes: tuple[Write, ...], handle: Handle, tensor: Tensor, backward: Backward, memory: Memory
+    writes: tuple[Write, ...],
+    handle: Handle,
+    made: Node | None,
+    tensor: Tensor,
+    backward: Backward,
+    memory: Memory,
 ) -> tuple[Write, ...]:
     """Return the writes of a save whose version did not move, or those that torch did not see, where they explain it.
 
@@ -173,15 +178,22 @@ def _with_unseen(
     """
     if any(write.via == "undeclared" for write in writes):
         return writes
-    return _unseen(handle, tensor, backward, memory, any(write.overlaps for write in writes)) or writes
+    return _unseen(handle, made, tensor, backward, memory, any(write.overlaps for write in writes)) or writes
 
 
-def _unseen(handle: Handle, tensor: Tensor, backward: Backward, memory: Memory, explained: bool) -> tuple[Write, ...]:
+def _made_by(node: Node | None, save: Save) -> Node | None:
+    """Return the node that made the tensor that `node` keeps; None where that is not known."""
+    return node if save.is_output else graph.source_of(node, save.field)[0]
+
+
+def _unseen(
+    handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, memory: Memory, explained: bool
+) -> tuple[Write, ...]:
     """Return the writes that torch did not see; none if a write that it saw explains the change."""
     if (shard := shards.shard_of(storages.storage_key(handle.alias))) is not None:
         return _gathered(handle, shard, tensor, backward, memory)
     if memory.foreign_writers is not None:
-        return memory.foreign_writers.writes(handle, tensor, backward, explained=explained)
+        return memory.foreign_writers.writes(handle, made, tensor, backward, explained=explained)
     return () if explained else (_window(handle.place, tensor, backward),)
 
 
@@ -240,6 +252,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
     """Return what is known of a read on a device before its bytes have been compared."""
     alias, version = handle.alias, handle.version
     save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
+    made = _made_by(node, save)
     shown, key, place = weak(alias, geometry(alias)), storages.storage_key(alias), handle.place
     entries = _between(memory, handle, list(handle.writes), key, version, current)
 
@@ -248,7 +261,8 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
         known = save.tensor if tensor is None else tensor_of(tensor)
         writes = writes_of(entries, current, known)
         if tensor is not None:
-            writes = _with_unseen(writes, handles.handle_of(tensor, -1, place, None), known, backward, memory)
+            again = handles.handle_of(tensor, -1, place, None)
+            writes = _with_unseen(writes, again, made, known, backward, memory)
         elif not any(write.overlaps for write in writes):
             writes = (_window(place, known, backward),)
         return Clobber(replace(save, tensor=known), writes, read_of(backward, save.node), current)

@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import get_ident
 from types import FrameType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch.autograd.graph import Node
@@ -348,8 +348,8 @@ class UntrackedWrites:
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
         hooks, hooked, arrived = list[RemovableHandle](), dict[tuple[object, int], _Unseen](), list[Untracked]()
         passed = set[int]()  # the leaves of this graph
-        edges = list(_edges(backward.outputs))
-        read_at = _times_of_reads(edges)
+        edges = list(graph.edges(backward.outputs))
+        read_at = graph.times_of_reads(edges)
         for node, following, index in edges:
             leaf = getattr(following, "variable", None)
             if (reached := hooked.get((following, index))) is not None:
@@ -441,37 +441,6 @@ def _drop(those: deque[T], one: T) -> None:
 def _write(unseen: _Unseen, tensor: Tensor) -> Write:
     via: Via = "set_data" if unseen.how == "assigned" else "data" if unseen.how == "data" else "operator"
     return replace(clobbers.write_of(unseen.record, tensor), via=via, version_after=None)
-
-
-def _edges(outputs: Iterable[Any]) -> Iterator[tuple[Node | None, Node, int]]:
-    """Yield the edges that gradients flow along: the node that passes a gradient on, the node that gets it, its index.
-
-    The first node is None for the tensors that the backward call starts from.
-    """
-    outputs = list(outputs)
-    for output in outputs:
-        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
-            yield None, output.grad_fn, output.output_nr
-    for node in graph.walk(graph.roots_of(outputs)):
-        for following, index in node.next_functions:
-            if following is not None:
-                yield node, following, index
-
-
-def _times_of_reads(edges: list[tuple[Node | None, Node, int]]) -> dict[Node, int]:
-    """Return when the nodes that pass gradients on read what they are of, as sequence numbers. A view reads nothing
-    when it is made: what is computed from it does."""
-    users: dict[Node, list[Node]] = {}
-    for node, following, _ in edges:
-        if node is not None:
-            users.setdefault(node, [])
-            users.setdefault(following, []).append(node)
-    times: dict[Node, int] = {}
-    for node in sorted(users, key=lambda one: -int(one._sequence_nr())):  # a node is made after what it is of
-        own = node._sequence_nr()
-        is_view = node.name() in graph.VIEWS or node.name() in graph.MANY_VIEWS
-        times[node] = max([own, *(times.get(one, own) for one in users[node])]) if is_view else own
-    return times
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -97,6 +97,15 @@ def _hidden(write: Write) -> list[str]:
 
 
 def _cures(write: Write) -> Sequence[Help]:
+    if write.untracked:
+        by_numpy = write.handed is not None and write.handed.by in _GIVEN_OUT
+        copied = "`t.numpy().copy()`" if by_numpy else "`t.clone()`"
+        return (
+            "decide whether the write is part of the function: the program goes on with what was written, and autograd "
+            "does not see it",
+            Suggestion("if it is, write with torch and out of place", cure=Cure.OUT_OF_PLACE),
+            f"if only the other side should see it, give it a copy: {copied}",
+        )
     if write.via == "process":
         return (
             "run forward and backward on a local copy of what is shared: `copy.deepcopy(shared)`",

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Protocol
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.forks import lock
 from noclobber.model.seen.events import Tensor, Write
@@ -40,7 +41,9 @@ class ForeignWriters(Protocol):
     def handed(self) -> Mapping[int, object]:
         """The storages that foreign code may hold, by key; the same object for good, and empty most of the time."""
 
-    def writes(self, handle: Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
+    def writes(
+        self, handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, *, explained: bool
+    ) -> tuple[Write, ...]:
         """Return the writes that changed the bytes of a save that is being read."""
 
 

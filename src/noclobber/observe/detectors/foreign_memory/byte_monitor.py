@@ -13,6 +13,7 @@ import torch
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Record
 from noclobber.observe.core.seen.sites import Place
+from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import Digest, fingerprint
@@ -43,6 +44,8 @@ class ChangedBytes(NamedTuple):
     place: Place | None
     since: Place | None
     seen: bool = False
+    node: int = graph.UNNUMBERED
+    """The sequence number of the thread's next autograd node after that line; the highest if it is not known."""
 
 
 class Stretch:
@@ -210,7 +213,7 @@ class ByteMonitor:
         return self._is_out(stretch.key)
 
     def _changed(self, stretch: Stretch, handle: Handle, digest: int, change: ChangedBytes) -> None:
-        stretch.changes[stretch.digest] = change._replace(seen=stretch.seen())
+        stretch.changes[stretch.digest] = change._replace(seen=stretch.seen(), node=engine_state.next_node())
         stretch.changes.pop(digest, None)
         stretch.digest = digest
         stretch.mark(handle)

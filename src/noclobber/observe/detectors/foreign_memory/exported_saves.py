@@ -13,6 +13,7 @@ from types import FrameType
 from weakref import ref
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.seen.events import Handed, Tensor, Via, Write
 from noclobber.observe.core import threads
@@ -24,6 +25,7 @@ from noclobber.observe.core.seen.sites import Place, place_of, site_of
 from noclobber.observe.detectors.foreign_memory import exports, forked_children, line_tracer, unseen_writers
 from noclobber.observe.detectors.foreign_memory.byte_monitor import ByteMonitor
 from noclobber.observe.detectors.foreign_memory.exports import Handout
+from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import compile_guard, modes
 from noclobber.observe.torch_api.tensors import storages
 
@@ -77,8 +79,11 @@ class ExportedSaves:
         """Return True if foreign code may hold this storage now."""
         return any(one.storage() is not None and one.held() for one in self.handed.get(key, ()))
 
-    def writes(self, handle: Handle, tensor: Tensor, backward: Backward, *, explained: bool) -> tuple[Write, ...]:
-        """Return the writes to the bytes of a save that torch did not see. `explained` says that torch saw a write.
+    def writes(
+        self, handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, *, explained: bool
+    ) -> tuple[Write, ...]:
+        """Return the writes to the bytes of a save that torch did not see. `made` is the node that made the
+        tensor, where it is known. `explained` says that torch saw a write.
 
         Empty if the write that torch saw explains the change. If neither a line of this process nor another process is
         known, the one write covers the whole window from the save to the read.
@@ -98,7 +103,8 @@ class ExportedSaves:
                 site, since = site_of(line_tracer.statement(change.place)), None
             if change.since is not None:
                 since = site_of(line_tracer.statement(change.since))
-        return (Write("", site, via=via, tensor=tensor, since=since, handed=handed),)
+        follows = change is not None and made is not None and graph.is_read_since(backward.outputs, made, change.node)
+        return (Write("", site, via=via, tensor=tensor, since=since, handed=handed, untracked=follows),)
 
     def entered(self, *_: object, **__: object) -> None:
         """Follow the calling thread if anything is watched. Called when a thread begins, or goes on after it waited."""

@@ -101,6 +101,52 @@ def walk(roots: Iterable[Node]) -> Iterator[Node]:
                 waiting.append(following)
 
 
+def edges(outputs: Iterable[object]) -> Iterator[tuple[Node | None, Node, int]]:
+    """Yield the edges that gradients flow along: the node that passes a gradient on, the node that gets it, its index.
+
+    The first node is None for the tensors that the backward call starts from.
+    """
+    outputs = list(outputs)
+    for output in outputs:
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+            yield None, output.grad_fn, output.output_nr
+    for node in walk(roots_of(outputs)):
+        for following, index in node.next_functions:
+            if following is not None:
+                yield node, following, index
+
+
+def times_of_reads(along: list[tuple[Node | None, Node, int]]) -> dict[Node, int]:
+    """Return when the nodes that pass gradients on read what they are of, as sequence numbers. A view reads nothing
+    when it is made: what is computed from it does."""
+    users: dict[Node, list[Node]] = {}
+    for node, following, _ in along:
+        if node is not None:
+            users.setdefault(node, [])
+            users.setdefault(following, []).append(node)
+    times: dict[Node, int] = {}
+    for node in sorted(users, key=lambda one: -int(one._sequence_nr())):  # a node is made after what it is of
+        own = node._sequence_nr()
+        is_view = _is_view(node)
+        times[node] = max([own, *(times.get(one, own) for one in users[node])]) if is_view else own
+    return times
+
+
+def is_read_since(outputs: Iterable[object], made: Node, number: int) -> bool:
+    """Return True if a node of the graph from `outputs` with this sequence number or a higher one reads the result of
+    an operator, or a view of it, or what it is a view of. What a leaf holds is no result."""
+    while _is_view(made) and made.next_functions[0][0] is not None:
+        made = made.next_functions[0][0]
+    along = list(edges(outputs))
+    times = times_of_reads(along)
+    readers = (node for node, following, _ in along if node is not None and following is made)
+    return not hasattr(made, "variable") and any(times[node] >= number for node in readers)
+
+
+def _is_view(node: Node) -> bool:
+    return node.name() in VIEWS or node.name() in MANY_VIEWS
+
+
 def saves_of(node: Node) -> Iterator[Saved]:
     """Return what a node keeps, by the names of derivatives.yaml ("self", "result", "mat2") or "tensors" of a Function.
 
