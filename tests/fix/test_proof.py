@@ -523,6 +523,40 @@ def test_a_change_may_come_later_and_not_never(bench):
     assert not it.judged((write, "pass"), ("loss.backward()", f"loss.backward(); {write}; {write}")).right
 
 
+REFILLED = """\
+import torch
+
+torch.manual_seed(0)
+net = torch.nn.Linear(2, 3)
+x, y = torch.empty(4, 2), torch.empty(4, dtype=torch.long)
+for _ in range(2):
+    total = 0
+    for _ in range(2):
+        x.data.copy_(torch.randn(4, 2))
+        y.data.copy_(torch.randint(0, 3, (4,)))
+        total = total + torch.nn.functional.cross_entropy(net(x), y)
+    total.backward()
+"""
+
+
+def test_a_part_is_right_though_another_silent_write_still_spoils_the_gradient(bench):
+    it = bench(REFILLED)
+    first, second = ("x.data.copy_(torch.randn(4, 2))", "x = torch.randn(4, 2)"), ("net(x), y)", "net(x), y.clone())")
+    found = [it.judged(one) for one in (first, second)]
+    assert sum(one.right and not one.clean for one in found) == 1  # the other one is not about the first finding
+    assert it.judged(first, second).clean
+    other = [
+        it.judged(
+            (
+                before,
+                after.replace("torch.randn(4, 2)", "torch.randn(4, 2) + 1").replace("y.clone()", "1 - y.clone() % 2"),
+            )
+        )
+        for before, after in (first, second)
+    ]
+    assert not any(one.right for one in other)
+
+
 ONCE = """\
 import torch
 

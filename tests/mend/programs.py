@@ -400,6 +400,30 @@ def run():
         chain.walk()
     total.backward()
 """,
+    "an input that is filled again through data": """
+def run():
+    slot, total = torch.empty(3, 4, dtype=torch.float64), 0
+    for step in range(3):
+        slot.data.copy_(torch.randn(3, 4, dtype=torch.float64))
+        total = total + (slot @ w).square().sum()
+    total.backward()
+""",
+    "rows that are scaled through data, of what is read transposed": """
+def run():
+    table, total = torch.ones(4, 3, dtype=torch.float64), 0
+    for step in range(3):
+        total = total + (table.t() @ w).square().sum()
+        table.data[0] *= 0.5
+    total.backward()
+""",
+    "a constant on the memory of a leaf that is set through data": """
+def run():
+    h = torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
+    held = h.detach()
+    loss = (held @ w).square().sum()
+    h.data.mul_(0.5)
+    (loss + h.sum()).backward()
+""",
     "the slots that an attribute holds, one of which the caller has": """
 class Memory:
     def __init__(self):

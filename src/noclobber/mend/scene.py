@@ -118,9 +118,15 @@ class Scene:
         return isinstance(self.finding.event, Refusal) and self.finding.event.expanded
 
     @property
+    def is_constant(self) -> bool:
+        """Whether what was saved requires no gradient, so that a write through `.data` to it is one like any other."""
+        return self.finding.save is not None and self.finding.save.is_constant
+
+    @property
     def is_hidden(self) -> bool:
-        """Whether the text of a write goes through `.data`, to what is no weight or buffer."""
-        return self.kind == "tensor" and any(True for write in self.writes() for _ in hides(write.target))
+        """Whether the text of a write goes through `.data`, to what is no weight or buffer and may be in a graph."""
+        hidden = any(True for write in self.writes() for _ in hides(write.target))
+        return hidden and self.kind == "tensor" and not self.is_constant
 
     @property
     def is_on_ctx(self) -> bool:

@@ -20,7 +20,7 @@ from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
 from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable, write_of
 from noclobber.syntax.names import called, dotted, is_read_again, keyword
-from noclobber.syntax.writes import Form, WriteSyntax, is_number, mask_of, viewed_by, writes_for_caller
+from noclobber.syntax.writes import Form, WriteSyntax, is_number, mask_of, seen, viewed_by, writes_for_caller
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 _ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}
@@ -86,14 +86,14 @@ class _Words:
             return (Suggestion(aside, cure=cure),)
         if self.kind == "parameter" or (write.via != "data" and ".grad" in self.statement):
             return self._of_weights()
-        if write.via == "data":
+        if write.via == "data" and not (save is not None and save.is_constant):
             words = "write out of place: autograd does not see a write through `.data`, but backward still reads the "
             return (Suggestion(f"{words}changed values", cure=Cure.OUT_OF_PLACE),)
         return self._of_buffer() if self.kind == "buffer" else (self._of_activation(),)
 
     def _source(self, *kinds: type[ast.expr]) -> str:
-        """The text of what is written, if it is of one of the kinds."""
-        return self.text.file.source(self.text.target) if isinstance(self.text.target, kinds) else ""
+        """The text of what is written, without `.data`, if it is of one of the kinds."""
+        return seen(self.text.file.source(self.text.target)) if isinstance(self.text.target, kinds) else ""
 
     def _in_backward(self) -> tuple[Suggestion, ...]:
         if self.kind == "parameter":
@@ -218,7 +218,7 @@ class _Words:
         """For `h[i] = e`: a choice of values for a mask, a list and a stack in a loop, a clone otherwise."""
         text, target = self.text, self.text.target
         owner = target.value if isinstance(target, ast.Subscript) else None
-        base = text.file.source(owner) if isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) else ""
+        base = seen(text.file.source(owner)) if isinstance(owner, (ast.Name, ast.Attribute, ast.Subscript)) else ""
         chosen = _masked(text, base or "h")
         if not chosen and fills_by_loop(text):
             return Suggestion("collect the parts in a list and `torch.stack` or `torch.cat` them after the loop")

@@ -166,7 +166,10 @@ class Prover:
     def _judged(self, result: Result, patch: Patch, way: Way) -> Verdict:
         """Compare with what was found so far, step by step; the verdict is the least sure one."""
         unread = scratch.unread(patch, result.files)
-        found = comparison.without(unread, evidence.read(result.evidence))
+        # What is left to fix, and raises nothing, spoils gradients too: they are compared with it kept from that.
+        spoilt = any(isinstance(one.event, Clobber) and one.event.message is None for one in result.findings)
+        kept = self._launcher.run(self._order("reference", patch)) if spoilt else result
+        found = comparison.without(unread, evidence.read(kept.evidence))
         if not result.findings and not self._ends_as_before(result):
             return Verdict(False, why=result.failure, result=result)
         verdicts = []

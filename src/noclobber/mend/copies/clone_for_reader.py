@@ -277,7 +277,7 @@ def _is_meant(scene: Scene) -> bool:
     written = [one for one in finding.writes if one.overlaps]
     if any(one.via in ("set_data", "swap") or one.op in _MOVING for one in finding.writes):
         return True  # what the name then holds is another memory: more than one save may be concerned
-    if written and written[0].via == "data" and scene.kind == "tensor":
+    if written and written[0].via == "data" and scene.kind == "tensor" and not scene.is_constant:
         return True
     found = scene.place("write")
     write = found.statement if found is not None else None

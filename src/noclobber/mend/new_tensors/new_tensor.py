@@ -39,7 +39,6 @@ from noclobber.syntax.edits import after, cloned_before, remove, replace
 from noclobber.syntax.names import (
     arguments,
     attributes,
-    attributes_set,
     binds,
     call_of,
     called,
@@ -49,7 +48,6 @@ from noclobber.syntax.names import (
     has_torch,
     is_given,
     is_stored,
-    is_untracked,
     keyword,
     named,
     names_in,
@@ -97,10 +95,10 @@ _LIKE = {"normal_": "randn_like", "uniform_": "rand_like", "zero_": "zeros_like"
 
 def written_anew(scene: Scene) -> Iterator[Change]:
     """The writes of a finding out of place, or into a clone; each alone, then all of them."""
-    if (found := _sound(scene) if scene.may_write_anew else _hidden(scene)) is not None:
-        yield found
     if not scene.may_write_anew:
         return
+    if (found := _sound(scene)) is not None:
+        yield found
     writes, together = scene.writes(), list[Edit]()
     for write in writes:
         yield from _held_by_name(scene, write)
@@ -312,32 +310,6 @@ def _sound(scene: Scene) -> Change | None:
     return with_those_refused_next(file, write, found, write_in(file, write))
 
 
-def _hidden(scene: Scene) -> Change | None:
-    """`self.x = self.x.clone()` above `self.x.data.copy_(e)`, where the file gives that attribute nothing that a
-    gradient is asked of."""
-    place = scene.place("write") if scene.is_clobber and scene.is_hidden and not scene.is_unseen else None
-    write = place.statement if place is not None else None
-    if place is None or write is None:
-        return None
-    file, target = place.file, write_in(place.file, write).target
-    holders = holders_at(scene.finding, file, write)
-    held = place_written(file, target, holders) if target is not None and holders is not None else None
-    if not isinstance(held, ast.Attribute) or not _needs_no_gradient(file, held):
-        return None
-    return _put_anew(scene, file, write, held, hidden=True)
-
-
-def _needs_no_gradient(file: File, held: ast.Attribute) -> bool:
-    """Return True if an attribute gets only what functions of PyTorch make of numbers, and is never told to require a
-    gradient."""
-    rows = [file.statement(one) for one in attributes_set(file, held.attr)]
-    above = (file.above[one] for one in attributes(file, held.attr))
-    told = any(getattr(one, "attr", "").startswith("requires_grad") for one in above)
-    made = [one.value if isinstance(one, ast.Assign) else None for one in rows]
-    plain = all(isinstance(one, ast.Call) and is_untracked(one) and not keyword(one, "requires_grad") for one in made)
-    return rows != [] and plain and not told
-
-
 _OF_STRIDES = ("view", "as_strided", "stride")
 """What asks for the strides of a tensor: those of a new one may be others."""
 
@@ -424,18 +396,16 @@ def _comes_first(file: File, write: ast.stmt, other: ast.stmt) -> bool:
     return first < second and rows[first] is write
 
 
-def _bound_anew(
-    scene: Scene, file: File, rows: list[ast.stmt], name: str, *more: Edit | None, hidden: bool = False
-) -> Change | None:
+def _bound_anew(scene: Scene, file: File, rows: list[ast.stmt], name: str, *more: Edit | None) -> Change | None:
     """The change by which some statements bind a name, attribute or item to a new tensor, each out of place or by a
-    clone; None where one of them cannot. What is `hidden` from autograd saves nothing, and is cloned."""
-    edits, cloned = [*more], hidden
+    clone; None where one of them cannot."""
+    edits, cloned = [*more], False
     for row in rows:
-        edit = None if hidden else _out_of_place(scene, file, row, name)
+        edit = _out_of_place(scene, file, row, name)
         if edit is None and scene.code == "NC310":
             return None  # a clone exists as often as the tensor
         if edit is None:
-            edit, cloned = cloned_before(file, row, name) if hidden else _into_clone(file, row, name), True
+            edit, cloned = _into_clone(file, row, name), True
         elif not isinstance(row, (ast.Assign, ast.Return)) and not edit.replacement.startswith(f"{name} = "):
             return None  # `h.data` and `h.grad` are other names
         edits.insert(len(edits) - len(more), edit)
@@ -444,7 +414,7 @@ def _bound_anew(
     return Change(title, found, 1 + cloned, cure, is_sound=True) if len(found) == len(edits) else None
 
 
-def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr, *, hidden: bool = False) -> Change | None:
+def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Change | None:
     """The same for an attribute or an item that was seen to hold the tensor, at each line that writes through it."""
     name, lines = file.source(held), scene.lines_written(file)
     rows = [one for one in simple_statements(file.tree) if one.lineno in lines]
@@ -457,7 +427,7 @@ def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr, *, hidd
             return None
         if any(isinstance(each, WITH) for each in file.around(one)) or may_be_kept(file, place, one):
             return None
-    return _bound_anew(scene, file, rows, name, hidden=hidden)
+    return _bound_anew(scene, file, rows, name)
 
 
 def _name_written(file: File, write: ast.stmt) -> str | None:

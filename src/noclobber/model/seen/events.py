@@ -63,6 +63,8 @@ class Save:
     is_output: bool = False
     unchecked: Literal["", "hooks", "packed", "ctx", "policy"] = ""
     applied: Site | None = None
+    is_constant: bool = False
+    """Whether the tensor is known to require no gradient: a write that autograd does not see is hidden from nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,10 @@ def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Sa
     field = handle.field or field_of(handle, node)
     name, site = node.name() if node is not None else "", site_of(handle.place)
     applied = site_of(handle.applied)
-    return Save(name, field, tensor, version, site, graph.output_of(node, field) is not None, handle.unchecked, applied)
+    is_output, saved = graph.output_of(node, field) is not None, handle.tensor()
+    is_known = not is_output and saved is not None and not saved.requires_grad
+    is_constant = is_known or graph.is_constant(node, field)
+    return Save(name, field, tensor, version, site, is_output, handle.unchecked, applied, is_constant)
 
 
 def _between(

@@ -175,8 +175,19 @@ def source_of(node: Node | None, field: str) -> tuple[Node | None, int]:
     have a gradient, in the order of the arguments, and keeps them by their names (derivatives.yaml). Whole numbers have
     no gradient: `embedding_bag` has no edge for its indices (torch 2.13; tests/observe/torch_api/test_graph.py).
     """
+    return _edge_of(node, field)[0] or (None, 0)
+
+
+def is_constant(node: Node | None, field: str) -> bool:
+    """Return True if the input that `node` keeps under a name is known to require no gradient."""
+    edge, is_sure = _edge_of(node, field)
+    return is_sure and edge is not None and edge[0] is None
+
+
+def _edge_of(node: Node | None, field: str) -> tuple[tuple[Node | None, int] | None, bool]:
+    """Return the edge of an input, and whether it is surely that one; None if there is none."""
     if node is None:
-        return None, 0
+        return None, False
     edges = node.next_functions
     rows = _arguments(node.name()) if edges else []
     whole = {saved.field for saved in saves_of_or_gone(node) if _is_whole(content(saved))} if rows else set()
@@ -184,7 +195,7 @@ def source_of(node: Node | None, field: str) -> tuple[Node | None, int]:
     exact = [row for row in led if len(row) == len(edges)]
     positions = [row.index(field) for row in exact or rows if field in row]
     reached = [at for at in positions if at < len(edges)]
-    return edges[max(reached)] if reached else (None, 0)
+    return edges[max(reached)] if reached else None, bool(exact) and len({*reached}) == 1
 
 
 def _is_whole(content: object) -> bool:
