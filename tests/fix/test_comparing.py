@@ -20,9 +20,9 @@ def named(leaf):
     return leaf if len(leaf) == 3 else (*leaf, "")
 
 
-def step(*gradients):
-    shapes = [tuple(one.shape) for one in gradients]
-    return {"kind": "step", "optimizer": ("SGD", shapes), "gradients": [sketch(one) for one in gradients]}
+def step(*gradients, names=()):
+    optimizer = ("SGD", [tuple(one.shape) for one in gradients], names)
+    return {"kind": "step", "optimizer": optimizer, "gradients": [sketch(one) for one in gradients]}
 
 
 W, B = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0])
@@ -119,7 +119,7 @@ def test_weights_that_a_program_sets_by_itself_may_hold_anything_where_later_los
 
 
 def test_weights_may_move_below_several_backwards_and_hold_until_then_what_an_optimizer_left():
-    stepped = {"kind": "stepped", "optimizer": ("SGD", [(2,)]), "held": [sketch(W * 3)]}
+    stepped = {"kind": "stepped", "optimizer": ("SGD", [(2,)], [""]), "held": [sketch(W * 3)]}
     right = [call((W * 2, G, "net.a")), call((W * 2, H, "net.a")), stepped, call((W * 4, G, "net.a"))]
     found = [call((W, G, "net.a")), call((W, H, "net.a")), stepped, call((W * 3, G, "net.a"))]
     assert not compare(right, found).difference
@@ -134,6 +134,17 @@ def test_the_sum_of_two_losses_has_the_sum_of_their_gradients():
     assert compare(summed(two), [call((W, G + H, "net.a"), (B, G, "net.b"), loss=1.0)]).difference
     assert not summed(two[:1])
     assert not summed([call((W, G)), call((W, H))])
+
+
+def test_steps_of_optimizers_of_equal_shapes_are_paired_by_what_they_step():
+    """As where each parameter has an optimizer of its own, which a hook steps."""
+    one, other = step(G, names=["0.bias"]), step(H, names=["1.bias"])
+    assert not compare([call((W, G)), one, other], [call((W, G)), other, one]).difference
+    assert "step 1" in compare([call((W, G)), one], [call((W, G)), step(H, names=["0.bias"])]).difference
+    unnamed = step(G), step(H)
+    assert "step 1" in compare([call((W, G)), *unnamed], [call((W, G)), *unnamed[::-1]]).difference
+    elsewhere = step(G, names=["3.bias"]), step(H, names=["4.bias"])
+    assert "step 1" in compare([call((W, G)), one, other], [call((W, G)), *elsewhere[::-1]]).difference
 
 
 def test_updates_may_change_places_where_each_step_gets_what_it_got():
@@ -190,7 +201,7 @@ def test_a_buffer_may_get_there_a_call_sooner_or_later_and_not_never():
 
 def test_a_step_leaves_the_same_parameters_and_state():
     def stepped(*held):
-        return [{"kind": "stepped", "optimizer": ("Adam", [(2,)]), "held": [sketch(one) for one in held]}]
+        return [{"kind": "stepped", "optimizer": ("Adam", [(2,)], [""]), "held": [sketch(one) for one in held]}]
 
     assert not besides(stepped(W, G), stepped(W, G), exact=True)
     assert "step 1 of Adam" in besides(stepped(W, G), stepped(W, G * 2), exact=True)

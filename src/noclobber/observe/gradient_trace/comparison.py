@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     _Leaf = tuple[Sketch, Seen, str]
     """A leaf, its gradient, and its name; the name is empty where none is known."""
-    _Steps = dict[tuple[str, tuple[object, ...]], list[list[Seen]]]
+    _Optimizer = tuple[str, tuple[object, ...], tuple[str, ...]]
+    """What an optimizer is known by: its class, the shapes of its parameters, and their names."""
+    _Steps = dict[_Optimizer, list[list[Seen]]]
     """What was recorded at each step, by optimizer."""
     _Around = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen], bool, set[str]]
     """What leaves held, by name, in the calls before of each run, and what optimizers left at their last steps; whether
@@ -276,7 +278,7 @@ def lost_leaf(right: list[Event], found: list[Event]) -> str:
 
 def starved(right: list[Event], found: list[Event]) -> str:
     """Return in words which step gets no gradient, or zeros, for a parameter that has one at that step in `right`."""
-    for step, one, other in _pairs_of_steps(_steps(right), _steps(found)):
+    for step, one, other in _pairs_of_steps(right, found):
         if any(_is_zero(its) and not _is_zero(wanted) for wanted, its in zip(one, other, strict=True)):
             return f"{step} gets no gradient any more for one of its parameters"
     return ""
@@ -285,7 +287,7 @@ def starved(right: list[Event], found: list[Event]) -> str:
 def steps_differ(right: list[Event], found: list[Event], truncated: bool) -> str:
     """Return in words which optimizer step gets other gradients; empty where none does. Steps of two optimizers may
     come in another order."""
-    for step, one, other in _pairs_of_steps(_steps(right), _steps(found)):
+    for step, one, other in _pairs_of_steps(right, found):
         pairs = list(zip(one, other, strict=True))
         if not all(_alike(a, b) or (truncated and _is_zero(a) and _is_zero(b)) for a, b in pairs):
             return f"{step} gets other gradients"
@@ -323,12 +325,11 @@ def _held(calls: list[Event]) -> dict[str, Sketch]:
 
 def _stepped_before_calls(events: list[Event]) -> list[list[Seen]]:
     """Return, for each call, what the optimizers left at their last steps before it."""
-    left: dict[tuple[str, tuple[object, ...]], list[Seen]] = {}
+    left: dict[_Optimizer, list[Seen]] = {}
     before = []
     for event in events:
         if event["kind"] == "stepped":
-            name, shapes = event["optimizer"]
-            left[name, tuple(shapes)] = event["held"]
+            left[_optimizer(event)] = event["held"]
         elif event["kind"] in ("backward", "grad"):
             before.append([seen for held in left.values() for seen in held])
     return before
@@ -489,7 +490,7 @@ def _said(what: str, name: str) -> str:
 
 def _stepped_differ(right: list[Event], found: list[Event], within: float) -> str:
     """Return in words which optimizer step leaves other parameters or another state; empty where none does."""
-    for step, one, other in _pairs_of_steps(_steps(right, "stepped", "held"), _steps(found, "stepped", "held")):
+    for step, one, other in _pairs_of_steps(right, found, "stepped", "held"):
         if len(one) != len(other) or not all(_alike(a, b, within) for a, b in zip(one, other, strict=True)):
             return f"{step} leaves other parameters, or another state of its own"
     return ""
@@ -508,8 +509,15 @@ def _alike(one: Seen, other: Seen, within: float = _SKETCHES) -> bool:
     )
 
 
-def _pairs_of_steps(wanted: _Steps, got: _Steps) -> Iterator[tuple[str, list[Seen], list[Seen]]]:
-    """Yield each step that both runs have: in words which one it is, and what was recorded at it in each run."""
+def _pairs_of_steps(
+    right: list[Event], found: list[Event], kind: str = "step", what: str = "gradients"
+) -> Iterator[tuple[str, list[Seen], list[Seen]]]:
+    """Yield each step that both runs have: in words which one it is, and what was recorded at it in each run. Two
+    optimizers of one class and of equal shapes are told apart by the names of their parameters, if both runs have the
+    same names."""
+    wanted, got = _steps(right, kind, what), _steps(found, kind, what)
+    if wanted.keys() != got.keys():
+        wanted, got = _steps(right, kind, what, by_name=False), _steps(found, kind, what, by_name=False)
     for key, steps in wanted.items():
         for number, (one, other) in enumerate(zip(steps, got.get(key, ()), strict=False), 1):
             yield f"step {number} of {key[0]}", one, other
@@ -522,11 +530,16 @@ def _is_zero(gradient: Seen) -> bool:
     return gradient is None or gradient.numbers[0] == 0
 
 
-def _steps(events: list[Event], kind: str = "step", what: str = "gradients") -> _Steps:
-    """Return what was recorded at each step, by optimizer: its class and the shapes of its parameters."""
+def _steps(events: list[Event], kind: str = "step", what: str = "gradients", *, by_name: bool = True) -> _Steps:
+    """Return what was recorded at each step, by optimizer."""
     steps: _Steps = {}
     for event in events:
         if event["kind"] == kind:
-            name, shapes = event["optimizer"]
-            steps.setdefault((name, tuple(shapes)), []).append(event[what])
+            optimizer, shapes, names = _optimizer(event)
+            steps.setdefault((optimizer, shapes, names if by_name else ()), []).append(event[what])
     return steps
+
+
+def _optimizer(event: Event) -> _Optimizer:
+    optimizer, shapes, names = event["optimizer"]
+    return optimizer, tuple(shapes), tuple(names)

@@ -329,7 +329,7 @@ class Evidence:
         """Record the gradients that an optimizer is about to step with."""
         if os.getpid() != self._process or self._wanted != "gradients":
             return
-        parameters, named = _stepped_by(optimizer)
+        parameters, named = self._stepped_by(optimizer)
         with torch.no_grad():
             gradients = [sketch(parameter.grad) for parameter in parameters]
             self.events.append({"kind": "step", "optimizer": named, "gradients": gradients})
@@ -338,7 +338,7 @@ class Evidence:
         """Record the parameters and the optimizer's state after a step."""
         if os.getpid() != self._process or self._wanted != "gradients":
             return
-        parameters, named = _stepped_by(optimizer)
+        parameters, named = self._stepped_by(optimizer)
         with torch.no_grad():
             held = [sketch(parameter) for parameter in parameters]
             for parameter in parameters:
@@ -346,11 +346,16 @@ class Evidence:
                 held += [sketch(value) for _, value in leaf_names.held_by("", state)]
             self.events.append({"kind": "stepped", "optimizer": named, "held": held})
 
-
-def _stepped_by(optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], tuple[str, list[tuple[int, ...]]]]:
-    """Return the parameters of an optimizer; and by what it is known: its class, and their shapes."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return parameters, (type(optimizer).__name__, [tuple(parameter.shape) for parameter in parameters])
+    def _stepped_by(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[list[torch.Tensor], tuple[str, list[tuple[int, ...]], list[str]]]:
+        """Return the parameters of an optimizer; and by what it is known: its class, their shapes, and their modules,
+        each as its index in `_made` and the name there."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        modules = [(number, module) for number, made in enumerate(self._made) if (module := made()) is not None]
+        names = {id(one): f"{number}.{name}" for number, each in modules for name, one in each._parameters.items()}
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        return parameters, (type(optimizer).__name__, shapes, [names.get(id(one), "") for one in parameters])
 
 
 class _Call:
