@@ -400,6 +400,25 @@ def run():
         chain.walk()
     total.backward()
 """,
+    "a chain that a function of a transform returns": """
+def jitter(image):
+    return image.sub_(image.mean()).mul_(1.5)
+def run():
+    image = torch.randn(3, 4, dtype=torch.float64)
+    a = (image @ w).tanh()
+    b = (jitter(image) @ w).tanh()
+    (a - b).square().sum().backward()
+""",
+    "the result of a method that gets a name of its own": """
+def shifted(image):
+    out = image.sub_(image.mean())
+    return out
+def run():
+    image = x * 2
+    a = image.square()
+    b = (shifted(image) @ w).tanh()
+    (a.sum() - b.sum()).backward()
+""",
     "an input that is filled again through data": """
 def run():
     slot, total = torch.empty(3, 4, dtype=torch.float64), 0
@@ -1645,6 +1664,16 @@ opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
 }
 READ_ELSEWHERE = {
+    "the old name after the result got one": """
+def shifted(image):
+    out = image.sub_(image.mean()).mul_(2)
+    return out + image
+def run():
+    image = x * 2
+    a = image.square()
+    b = (shifted(image) @ w).tanh()
+    (a.sum() - b.sum()).backward()
+""",
     "weights that a method puts back before a loss that reads them by another name": SIGNS
     + """
 def run():
@@ -2783,6 +2812,15 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "the argument of a later call of a chain": """
+def scaled(image, by):
+    return image.sub_(image.mean()).mul_(by)
+def run():
+    image = x * 2
+    a = image.square()
+    b = (scaled(image, image) @ w).tanh()
+    (a.sum() - b.sum()).backward()
+""",
     "an assignment to a row of an expanded parameter, in a loop": """
 start = nn.Parameter(torch.randn(1, 4, dtype=torch.float64))
 def run():

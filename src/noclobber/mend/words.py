@@ -199,8 +199,10 @@ class _Words:
         if text.call is not None and keyword(text.call, "out") is not None:
             words = f"call `{called(text.call)}` without `out=`, which makes a new tensor"
             return Suggestion(f"{words}, or give it another one to fill each time", cure=Cure.OUT_OF_PLACE)
-        instead = f": `{op.rstrip('_')}` instead of `{op}`" if op else ""
-        return Suggestion(f"bind the result to a new name{instead}, or write into a clone", cure=Cure.CLONE_FIRST)
+        if not op:
+            return Suggestion("bind the result to a new name, or write into a clone", cure=Cure.CLONE_FIRST)
+        words = f"bind the result to a new name: `{op.rstrip('_')}` instead of `{op}`"
+        return Suggestion(words, cure=Cure.OUT_OF_PLACE)
 
     def _of_whole(self) -> Suggestion:
         save, site = self.finding.save, self.write.site

@@ -423,7 +423,7 @@ def binding(value: ast.expr) -> int:
 
 def _without_underscore(write: WriteSyntax, call: ast.Call) -> list[Edit]:
     file, statement = write.file, write.statement
-    value = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    value = statement.value if isinstance(statement, (ast.Expr, ast.Assign, ast.Return)) else None
     calls = chain(value)
     outermost = value if call in calls and isinstance(value, ast.Call) else call
     writing = [one for one in (calls if call in calls else chain(call) or [call]) if writes(one)]

@@ -28,7 +28,7 @@ from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, keeps_nothing, writes_through
 from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import may_be_kept, place_written
-from noclobber.mend.holders.seen import are_over, holders_at, is_over
+from noclobber.mend.holders.seen import are_over, holders_at, is_over, node_at
 from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
@@ -162,8 +162,9 @@ def _is_read_last(scene: Scene, write: WriteSyntax) -> bool:
         return False
     if keyword(write.call, "out") is not None:
         return False  # which may have a wider type than the operands
-    is_alone = holds_alone(file, name, row, write.target, holders_at(scene.finding, file, row))
-    is_last = is_alone and is_over(file, name, row)
+    holders = holders_at(scene.finding, file, row)
+    is_alone = holds_alone(file, name, row, write.target, holders)
+    is_last = is_alone and is_over(file, name, row, node_at(file, row, holders or ()))
     return is_last and scene.keeps_type(file) and _SHAPING.isdisjoint(scene.ops())
 
 
