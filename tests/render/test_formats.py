@@ -262,6 +262,8 @@ def test_what_is_the_same_is_said_once_a_code() -> None:
     other = replace(first, code="NC201")
     text = render(Report((first, second, other)), "full")
     assert [text.count(one) for one in ("why", *words, "of 1", "of 2")] == [2, 2, 2, 2, 1]
+    assert text.count("help: as for a.py:1\n") == 1
+    assert render(Report((first, replace(first, notes=()))), "full").count("help: as above\n") == 1
     changed = replace(second, suggestions=second.suggestions[:1] + advice("or drop it"))
     assert render(Report((first, changed)), "full").count(words[0]) == 2
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from noclobber.model.reports.finding import Edit, Finding
+from noclobber.model.reports.finding import Edit, Finding, Suggestion
 from noclobber.model.reports.report import Report
 from noclobber.model.seen.events import MOST_CALLS, MOST_MODULES
 from noclobber.model.source import cell_of
@@ -47,24 +47,29 @@ def said_once(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield the findings, each without the notes and the help that one of the same code before it has too, and without
     a change that one before it shows.
 
-    Help in words is left out as a whole, as a later sentence may begin with "or".
+    Help in words is left out as a whole, as a later sentence may begin with "or". Where no other is left, the help says
+    which finding has it.
     """
-    said: set[tuple[str, ...]] = set()
+    noted: set[tuple[str, str]] = set()
+    helped: dict[tuple[str, ...], str] = {}
     shown: set[tuple[Edit, ...]] = set()
     for finding in findings:
         words = (finding.code, *(one.message for one in finding.suggestions if not one.edits))
-        known = words in said
+        span = finding.primary.span if finding.primary else None
+        here, known = place_of_line(span.path, span.line) if span is not None else "", helped.get(words)
+        left = tuple(
+            replace(one, message=f"{one.message}: a change above does so", edits=()) if one.edits in shown else one
+            for one in finding.suggestions
+            if one.edits or known is None
+        )
         yield replace(
             finding,
-            notes=tuple(one for one in finding.notes if (finding.code, "note", one) not in said),
-            suggestions=tuple(
-                replace(one, message=f"{one.message}: a change above does so", edits=()) if one.edits in shown else one
-                for one in finding.suggestions
-                if one.edits or not known
-            ),
+            notes=tuple(one for one in finding.notes if (finding.code, one) not in noted),
+            suggestions=left or (Suggestion("as above" if known == here else f"as for {known}"),) * bool(words[1:]),
         )
         shown.update(one.edits for one in finding.suggestions if one.edits)
-        said.update((words, *((finding.code, "note", one) for one in finding.notes)))
+        noted.update((finding.code, one) for one in finding.notes)
+        helped.setdefault(words, here)
 
 
 def parts(finding: Finding, width: int | None) -> tuple[list[Row], list[tuple[str, str, list[Row]]]]:
