@@ -400,6 +400,41 @@ def run():
         chain.walk()
     total.backward()
 """,
+    "fast weights that a module reads which a class is given": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4, dtype=torch.float64)
+        self.second = nn.Linear(4, 1, dtype=torch.float64)
+    def forward(self, x, weights=None):
+        a, b, c, d = weights if weights is not None else list(self.parameters())
+        return F.linear(F.linear(x, a, b).tanh(), c, d)
+class Learner:
+    def __init__(self, net):
+        self.net = net
+    def adapt(self, x):
+        fast = [one.clone() for one in self.net.parameters()]
+        for step in range(2):
+            loss = self.net(x, fast).square().mean()
+            grads = torch.autograd.grad(loss, fast, create_graph=True)
+            for one, gradient in zip(fast, grads):
+                one -= 0.1 * gradient
+        return fast
+
+def run():
+    learner = Learner(Net())
+    learner.net(x @ w, learner.adapt(x @ w)).square().mean().backward()
+""",
+    "a module that a function is given": """
+def apply(net, h):
+    y = net(h)
+    h += 1
+    return y, h
+def run():
+    net = nn.Linear(4, 4, dtype=torch.float64)
+    y, h = apply(net, x @ w)
+    (y.square().sum() + h.sum()).backward()
+""",
     "a chain that a function of a transform returns": """
 def jitter(image):
     return image.sub_(image.mean()).mul_(1.5)
@@ -564,17 +599,6 @@ def run():
     for _ in range(2):
         h = x @ w
         scan(h).square().sum().backward()
-""",
-    "an array that a function works on in a loop that reads the tensor": """
-def stretched(array):
-    array *= 2
-
-def run():
-    out, loss = torch.sigmoid(x @ w), 0
-    for _ in range(2):
-        loss = loss + out.square().sum()
-        stretched(out.detach().numpy())
-    loss.backward()
 """,
     "weights averaged at a rate by the losses that are noted before the backward": NETS
     + """
@@ -2812,6 +2836,17 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "an array that a function works on in a loop that reads the tensor": """
+def stretched(array):
+    array *= 2
+
+def run():
+    out, loss = torch.sigmoid(x @ w), 0
+    for _ in range(2):
+        loss = loss + out.square().sum()
+        stretched(out.detach().numpy())
+    loss.backward()
+""",
     "the argument of a later call of a chain": """
 def scaled(image, by):
     return image.sub_(image.mean()).mul_(by)

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holders.holding import given_for, holds_alone, writes_through
+from noclobber.mend.holders.giving import given_for
+from noclobber.mend.holders.holding import holds_alone, writes_through
 from noclobber.mend.holders.making import HANDING_ON, METHODS, bound_to, is_function, is_method, passes_on
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Cure

@@ -16,7 +16,8 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import given_for, is_new
+from noclobber.mend.holders.giving import given_for
+from noclobber.mend.holders.holding import is_new
 from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
 from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene

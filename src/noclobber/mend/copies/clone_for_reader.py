@@ -24,7 +24,8 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
-from noclobber.mend.holders.holding import aliases, asking, given_for, is_new, keeps_nothing, writes_through
+from noclobber.mend.holders.giving import asking, given_for
+from noclobber.mend.holders.holding import aliases, is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.making import (
     FUNCTIONS,
     MODULES,

@@ -16,7 +16,8 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.holding import given_for, is_new, is_read_last
+from noclobber.mend.holders.giving import given_for
+from noclobber.mend.holders.holding import is_new, is_read_last
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.events import Refusal

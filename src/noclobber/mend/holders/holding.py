@@ -6,9 +6,8 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 
+from noclobber.mend.holders.giving import asking, given_by, given_for, run_by
 from noclobber.mend.holders.making import (
     BUILTINS,
     HANDING_ON,
@@ -38,7 +37,6 @@ from noclobber.syntax.names import (
     is_own,
     keyword,
     last_name,
-    mentioned,
     names_used,
     parameters,
     root_of,
@@ -152,7 +150,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     given: list[ast.expr | None] = [*given_for(file, name, function)] or [None]
     if isinstance(function, FUNCTION) and function.name == "forward" and owner and not function.decorator_list:
         runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner))
-        given = [_given_by(file, one, name, function) for one in runs]
+        given = [given_by(file, one, name, function) for one in runs]
     if isinstance(function, (ast.Module, ast.Lambda)):
         return False
     with asking(function) as is_first:
@@ -161,7 +159,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
 
 def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
     """Return True if a call with arguments may run the `forward` of this class, also as a part of another module."""
-    func = _run_by(call)
+    func = run_by(call)
     if func is call.func and not _fits(file, call, forward):
         return False
     if (found := function_called(file, func, call)) is not None:
@@ -205,25 +203,6 @@ def _is_given_last(file: File, given: ast.expr) -> bool:
     return all(_is_given_alone(file, one, scope) for one in handed_on)
 
 
-def _given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.expr | None:
-    """What a mention of a function that calls it gives for a parameter; None where that is not known."""
-    call = called_by(file, use)
-    if call is None or has_stars(call):
-        return None
-    places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    places = places[1:] if file.class_of(function) is not None else places
-    args = call.args if _run_by(call) is call.func else call.args[1:]
-    return (dict(zip(places, args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}).get(name)
-
-
-def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
-    """What the file gives a function for a parameter, wherever it calls it; empty where others may call it too."""
-    if not isinstance(function, FUNCTION) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
-        return []
-    given = [_given_by(file, one, name, function) for one in mentioned(file, function.name)]
-    return [one for one in given if one is not None] if None not in given else []
-
-
 def is_read_last(file: File, use: ast.Name) -> bool:
     """Return True if the program reads the tensor of a name for the last time in a use of the name, whatever else holds
     it: what autograd has saved aside. An argument is given by names of which that is true too."""
@@ -237,9 +216,6 @@ def is_read_last(file: File, use: ast.Name) -> bool:
     with asking(scope) as is_first:
         given = given_for(file, name, scope) if is_first else []
         return bool(given) and all(isinstance(one, ast.Name) and is_read_last(file, one) for one in given)
-
-
-_CALLED_BY_OTHERS = ("forward", "backward", "__call__", "__init__")
 
 
 def _bound_with(file: File, name: ast.Name) -> set[str] | None:
@@ -273,7 +249,7 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
         return {value.id}
     parts: list[ast.expr] = []
     if isinstance(value, ast.Call):
-        run = _run_by(value)
+        run = run_by(value)
         parts = [one for one in values(value) if one is not run]
     elif isinstance(value, (ast.Tuple, ast.List)):
         parts = value.elts
@@ -359,7 +335,7 @@ def is_new(file: File, value: ast.expr) -> bool:
     handed = passes_on(file, value)
     if handed is not None:
         return is_new(file, handed)
-    run = _run_by(value)
+    run = run_by(value)
     if isinstance(run, ast.Lambda):
         return is_new(file, run.body)
     function = function_called(file, run, value) or _last_of(file, made)
@@ -385,13 +361,8 @@ def only_reads(file: File, call: ast.Call, argument: ast.expr | None = None) -> 
         return True
     if dotted(call.func) in ("torch.autograd.grad", "autograd.grad"):
         return True
-    function = function_called(file, _run_by(call), call)
+    function = function_called(file, run_by(call), call)
     return function is not None and _gives_new(file, function) and _keeps_no_argument(file, function)
-
-
-def _run_by(call: ast.Call) -> ast.expr:
-    """What a call runs: `checkpoint(self.block, h)` runs `self.block`, and keeps `h` as autograd keeps a save."""
-    return call.args[0] if called(call) == "checkpoint" and call.args else call.func
 
 
 def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
@@ -483,29 +454,31 @@ def _returns_new(file: File, one: ast.Return) -> bool:
 def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:
     """Return True if a function neither keeps nor writes its arguments, except what an `autograd.Function` saves."""
     with asking(function) as is_first:
-        given = {*parameters(function)} - {"self", "ctx"}
-        if not is_first or not all(is_own(function, name) for name in given):
+        if not is_first:
             return False
-        return not any(True for name in given for _ in writes_through(file, function, name)) and all(
-            isinstance(one.ctx, ast.Store) or keeps_nothing(file, one, returned=False) or _is_saved(file, one)
-            for name in given
-            for one in uses(function, name)
-        )
+        given = [name for name in parameters(function) if name not in ("self", "ctx")]
+        for name in given:  # which grows by the names that parts of an argument get
+            if not is_own(function, name) or any(True for _ in writes_through(file, function, name)):
+                return False
+            for one in uses(function, name, ast.Load):
+                parts = _names_of_parts(file, one)
+                if not parts and not keeps_nothing(file, one, returned=False) and not _is_saved(file, one):
+                    return False
+                given += parts - {*given}
+        return True
 
 
-_asked: ContextVar[frozenset[Function]] = ContextVar("asked", default=frozenset())
-"""Functions that are being looked into."""
-
-
-@contextmanager
-def asking(function: Function) -> Iterator[bool]:
-    """Look into a function. Gives False if the search is already inside it, because it calls itself."""
-    before = _asked.get()
-    token = _asked.set(before | {function})
-    try:
-        yield function not in before
-    finally:
-        _asked.reset(token)
+def _names_of_parts(file: File, use: ast.Name) -> set[str]:
+    """`first` and `second` of `first, second = weights if given else own` and of `for first, second in weights`."""
+    node: ast.AST = use
+    while isinstance(file.above[node], ast.IfExp):
+        node = file.above[node]
+    above, bound = file.above[node], list[ast.expr]()
+    if isinstance(above, ast.Assign) or (isinstance(above, FOR) and node is above.iter):
+        bound = above.targets if isinstance(above, ast.Assign) else [above.target]
+    parts = [part for one in bound for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    names = {one.id for one in parts if isinstance(one, ast.Name)}
+    return names if len(names) == len(parts) else set()
 
 
 def _is_saved(file: File, name: ast.Name) -> bool:

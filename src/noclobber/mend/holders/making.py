@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 
+from noclobber.mend.holders.giving import asking, given_for
 from noclobber.model.seen.operators import MAYBE_SAME, VIEWS
 from noclobber.syntax.names import (
     attributes_set,
@@ -22,7 +23,7 @@ from noclobber.syntax.names import (
     unindexed,
     value_given,
 )
-from noclobber.syntax.tree import File, Function, Scope, functions, walk, within
+from noclobber.syntax.tree import FUNCTION, File, Function, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged
 
 FUNCTIONS = frozenset(
@@ -233,7 +234,23 @@ def _value(file: File, callee: ast.expr, where: ast.AST) -> ast.expr | None:
     if not isinstance(callee, (ast.Attribute, ast.Name)):
         return None
     bound = [one for one in _bindings(file, callee, where) if not isinstance(file.above[one], ast.AugAssign)]
-    return value_given(file, bound[0]) if len(bound) == 1 else None
+    if len(bound) != 1:
+        return None
+    if isinstance(bound[0], ast.arg):
+        return _handed_in(file, bound[0])
+    value = value_given(file, bound[0])
+    return (_value(file, value, value) or value) if isinstance(value, ast.Name) else value
+
+
+def _handed_in(file: File, parameter: ast.arg) -> ast.expr | None:
+    """What the file gives a function for a parameter; None where its calls do not give the same."""
+    function = file.scope(parameter)
+    if not isinstance(function, FUNCTION):
+        return None
+    with asking(function) as is_first:
+        given = given_for(file, parameter.arg, function) if is_first else []
+        found = [_value(file, one, one) or one for one in given]
+    return found[0] if len({ast.unparse(one) for one in found}) == 1 else None
 
 
 def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> list[ast.AST]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.holders.holding import TAKING_OUT, asking, given_for, keeps_nothing, taken_out
+from noclobber.mend.holders.giving import asking, given_for
+from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace as replaced
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.holding import given_for, is_new, keeps_nothing, may_get_another, writes_through
+from noclobber.mend.holders.giving import given_for
+from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another, writes_through
 from noclobber.mend.holders.placing import may_be_kept
 from noclobber.mend.holders.seen import hold_alone, holders_at, is_of, node_at
 from noclobber.mend.new_tensors.new_tensor import with_those_refused_next

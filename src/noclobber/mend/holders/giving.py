@@ -1,0 +1,55 @@
+"""What the calls of a file give a function for its parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from noclobber.syntax.names import called, called_by, has_stars, mentioned
+from noclobber.syntax.tree import FUNCTION, File, Function, Scope
+
+
+def given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.expr | None:
+    """What a mention of a function that calls it gives for a parameter; None where that is not known."""
+    call = called_by(file, use)
+    if call is None or has_stars(call):
+        return None
+    places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    places = places[1:] if file.class_of(function) is not None else places
+    args = call.args if run_by(call) is call.func else call.args[1:]
+    return (dict(zip(places, args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}).get(name)
+
+
+def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
+    """What the file gives a function for a parameter, wherever it calls it; empty where others may call it too. The
+    calls of `__init__` are those of its class."""
+    if not isinstance(function, FUNCTION) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
+        return []
+    around = file.class_of(function) if function.name == "__init__" else None
+    given = [given_by(file, one, name, function) for one in mentioned(file, (around or function).name)]
+    return [one for one in given if one is not None] if None not in given else []
+
+
+_CALLED_BY_OTHERS = ("forward", "backward", "__call__")
+
+
+def run_by(call: ast.Call) -> ast.expr:
+    """What a call runs: `checkpoint(self.block, h)` runs `self.block`, and keeps `h` as autograd keeps a save."""
+    return call.args[0] if called(call) == "checkpoint" and call.args else call.func
+
+
+_asked: ContextVar[frozenset[Function]] = ContextVar("asked", default=frozenset())
+"""Functions that are being looked into."""
+
+
+@contextmanager
+def asking(function: Function) -> Iterator[bool]:
+    """Look into a function. Gives False if the search is already inside it, because it calls itself."""
+    before = _asked.get()
+    token = _asked.set(before | {function})
+    try:
+        yield function not in before
+    finally:
+        _asked.reset(token)
