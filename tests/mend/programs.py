@@ -2836,6 +2836,19 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "statistics of a module that a call in eval mode keeps": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).double()
+    def forward(self, x):
+        return self.features(x).tanh()
+def run():
+    net = Net().eval()
+    clean = net(x @ w)
+    noisy = net.train()(x + 1)
+    (clean - noisy).square().mean().backward()
+""",
     "an array that a function works on in a loop that reads the tensor": """
 def stretched(array):
     array *= 2

@@ -70,7 +70,7 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, Scope, lines_in, walk
-from noclobber.syntax.writes import NAMESPACES, OPERATORS, WriteSyntax, base_of, is_flagged, is_namespace, writes
+from noclobber.syntax.writes import NAMESPACES, OPERATORS, Form, WriteSyntax, base_of, is_flagged, is_namespace, writes
 
 _FIRST = ("self", "input", "mat1")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
@@ -437,7 +437,9 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     is_given |= set(scene.finding.fields) <= {*_FIRST} and _is_only_called(file, save.func)
     if ((made is not None and is_given and scene.kind == "tensor") or is_own) and len(values(save)) == 1:
         return save.args
-    names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
+    # What a module holds is written in the call of the module: no argument of that call is it.
+    told = (one for one in scene.writes() if scene.kind == "tensor" or one.form is not Form.CALL)
+    names = {one.name for one in told if one.name and _is_known_at(one, file, save)}
     names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     parts = _parts(save.args) + [one.value for one in save.keywords]
     found = [one for one in parts if dotted(base_of(one)) in names] or _bound_to(file, parts, names)

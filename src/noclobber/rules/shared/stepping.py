@@ -62,7 +62,10 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         return Suggestion(apart), Suggestion(f"or, if something is carried: {detach}")
     if now == "built once":
         forward = "run this forward inside the loop, so that each backward reads the weights it was built with"
-        later = "run every backward before the first step: step in a second loop, after this one"
+        later = (
+            "run every backward before the first step: step in a second loop, after this one, and limit each backward "
+            "to the weights of its own optimizer with `inputs=`; optimizers that share weights need the forward again"
+        )
         constant = "or, if its result is a constant in the loop (a target, an old log-probability), detach it there"
         if _has_turns(write):
             return (Suggestion(later, cure=Cure.LATER), Suggestion(f"or {forward}"))

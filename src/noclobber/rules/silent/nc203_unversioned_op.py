@@ -32,7 +32,8 @@ Instead
 
 Notes
     Batch norm in eval mode keeps its running statistics for backward. A forward in train mode before that backward
-    rewrites them: run the backward first, or run the train-mode forward on a copy of the module.
+    rewrites them: run the backward first, or run the forward in eval mode on copies of the buffers
+    (`torch.func.functional_call`).
     In train mode backward does not read the statistics, so rewriting them is harmless.
 """
 
@@ -73,7 +74,8 @@ def find(event: Event) -> Finding | None:
         ]
         helps = (
             "run the backward of the eval-mode forward before the next train-mode forward",
-            "or run the train-mode forward on a copy of the module: `copy.deepcopy`",
+            "or run the eval-mode forward on copies of the buffers: `torch.func.functional_call(net, copies, (x,))`, "
+            "with `copies = {name: one.clone() for name, one in net.named_buffers()}`",
         )
     else:
         headline = f"silent in-place write by `{op_in_words(first.op)}`: backward reads other bytes than were saved"
