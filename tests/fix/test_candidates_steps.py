@@ -95,7 +95,9 @@ def test_agents_step_in_a_loop_of_their_own() -> None:
                 loss.backward(retain_graph=True)
                 agent.opt.step()
     """
-    found = mended("NC103", source, write="agent.opt.step()", read="loss.backward(retain_graph=True)", op="SGD.step")
+    labels = {"write": "agent.opt.step()", "read": "loss.backward(retain_graph=True)", "op": "SGD.step"}
+    # Only the optimizer of the last turn was seen.
+    found = mended("NC103", source, **labels, optimizers=[Optimizer("agent.opt", "agents[1].net")])
     assert found[0].split("\n")[1:8] == [
         "    for agent in agents:",
         "        agent.opt.zero_grad()",

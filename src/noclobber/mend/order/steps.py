@@ -95,7 +95,7 @@ def reordered(scene: Scene) -> Iterator[Change]:
         is_direct = one is step.row and other is read.row
         rows, first, second = file.together(one, other)
         if is_direct and first > second:
-            yield from _loop_split(scene, step, read)
+            yield from _loop_split(step, read)
         if not rows or first >= second:
             continue
         does_more = any(map(_does_more, rows[first + 1 : second]))
@@ -212,7 +212,7 @@ def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: i
         yield from change("step once, after both backwards", [remove(file, one) for one in (step.row, *between)], 2)
 
 
-def _loop_split(scene: Scene, step: Place, read: Place) -> Iterator[Change]:
+def _loop_split(step: Place, read: Place) -> Iterator[Change]:
     """`for a in agents: zero, backward, step` as separate loops, where each turn has its own optimizer."""
     file, name = step.file, optimizer_of(step.row)
     loop = file.nearest(step.row, *FOR)
@@ -236,7 +236,7 @@ def _loop_split(scene: Scene, step: Place, read: Place) -> Iterator[Change]:
         yield from change("run every backward before the first step", edits, 2)
     yield Change("step in a second loop, after every backward", (later,), 3)
     if (call := _backward_without(read, "inputs")) is not None:
-        inputs = with_argument(file, call, f"inputs={_parameters_of(scene, name)}")
+        inputs = with_argument(file, call, f"inputs={_of_groups(name)}")
         title = f"step in a second loop, and compute gradients in the first only for the parameters of `{name}`"
         yield Change(title, (inputs, later), 4)
 
@@ -254,9 +254,11 @@ def _end_of_update(rows: list[ast.stmt], second: int) -> int:
 def _parameters_of(scene: Scene, name: str) -> str:
     """The parameters of an optimizer, as an expression: of the module that it was seen to step, else of its groups."""
     module = next((one.module for one in _optimizers(scene) if one.name == name), "")
-    return (
-        f"list({module}.parameters())" if module else f'[p for group in {name}.param_groups for p in group["params"]]'
-    )
+    return f"list({module}.parameters())" if module else _of_groups(name)
+
+
+def _of_groups(name: str) -> str:
+    return f'[p for group in {name}.param_groups for p in group["params"]]'
 
 
 def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second: int) -> bool:
