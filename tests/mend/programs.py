@@ -435,6 +435,33 @@ def run():
     y, h = apply(net, x @ w)
     (y.square().sum() + h.sum()).backward()
 """,
+    "a leaf that an attribute holds, set through data": """
+class Chain:
+    def __init__(self):
+        self.x = torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
+    def walk(self):
+        self.x.data.mul_(0.5)
+
+def run():
+    chain = Chain()
+    loss = (chain.x @ w).square().sum()
+    chain.walk()
+    loss.backward()
+""",
+    "points that a method draws anew through data before the backward": """
+class Cloud:
+    def __init__(self):
+        self.points = torch.rand(3, 4, dtype=torch.float64).requires_grad_(True)
+    def draw(self, rows):
+        near = rows.detach().abs().sum(1) < 100
+        self.points.data[near] = 0.5
+def run():
+    cloud = Cloud()
+    rows = cloud.points @ w
+    loss = rows.square().mean() + x.square().sum()
+    cloud.draw(rows)
+    loss.backward()
+""",
     "a chain that a function of a transform returns": """
 def jitter(image):
     return image.sub_(image.mean()).mul_(1.5)
@@ -3212,19 +3239,6 @@ def run():
     + "scale = nn.Parameter(torch.ones(1, dtype=torch.float64))\n"
     + "opt_d, opt_g = torch.optim.SGD([*d.parameters(), scale], 0.1), torch.optim.SGD(g.parameters(), 0.1)\n"
     + STEPS.replace("    opt_g.zero_grad()", "    loss_g = loss_g + (fake * scale).sum()\n    opt_g.zero_grad()"),
-    "a leaf that an attribute holds, set through data": """
-class Chain:
-    def __init__(self):
-        self.x = torch.ones(3, 4, dtype=torch.float64, requires_grad=True)
-    def walk(self):
-        self.x.data.mul_(0.5)
-
-def run():
-    chain = Chain()
-    loss = (chain.x @ w).square().sum()
-    chain.walk()
-    loss.backward()
-""",
     "the whole of parts that another block makes": """
 def run():
     packed = x @ w

@@ -123,6 +123,11 @@ class Scene:
         return self.finding.save is not None and self.finding.save.is_constant
 
     @property
+    def is_trained(self) -> bool:
+        """Whether what was saved is a parameter, or another leaf that requires a gradient."""
+        return self.kind == "parameter" or (self.finding.save is not None and self.finding.save.is_leaf)
+
+    @property
     def is_hidden(self) -> bool:
         """Whether the text of a write goes through `.data`, to what is no weight or buffer and may be in a graph."""
         hidden = any(True for write in self.writes() for _ in hides(write.target))

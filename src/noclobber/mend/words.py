@@ -84,7 +84,7 @@ class _Words:
         if aside := _ASIDE.get(write.via) or _ASIDE.get(self.op):
             cure = Cure.CLONE_FOR_READER if write.via not in _ASIDE else Cure.LATER
             return (Suggestion(aside, cure=cure),)
-        if self.kind == "parameter" or (write.via != "data" and ".grad" in self.statement):
+        if self._is_trained() or (write.via != "data" and ".grad" in self.statement):
             return self._of_weights()
         if write.via == "data" and not (save is not None and save.is_constant):
             words = "write out of place: autograd does not see a write through `.data`, but backward still reads the "
@@ -136,16 +136,21 @@ class _Words:
             Suggestion("or run the forward after it, so that backward reads the new values"),
         )
 
+    def _is_trained(self) -> bool:
+        return self.kind == "parameter" or (self.finding.save is not None and self.finding.save.is_leaf)
+
     def _of_weights(self) -> tuple[Suggestion, ...]:
         if is_average(self.text.statement):
             return _AVERAGE
-        later, again = "after the last backward that needs them", "or run the forward again after it"
+        is_weight = self.kind == "parameter" or ".grad" in self.statement
+        what, them = ("the weights", "them") if is_weight else ("this leaf", "it")
+        later, again = f"after the last backward that needs {them}", "or run the forward again after it"
         if self.write.via == "data":
-            words = f"change the weights {later}, under `torch.no_grad()`, not through `.data`"
+            words = f"change {what} {later}, under `torch.no_grad()`, not through `.data`"
         elif ".grad" in self.statement or self.op in ("sub_", "_foreach_sub_"):
-            words = f"update the weights {later}, {again}, or detach what does not need it"
+            words = f"update {what} {later}, {again}, or detach what does not need it"
         else:
-            words = f"{'clip' if 'clamp' in self.op else 'change'} the weights {later}, {again}"
+            words = f"{'clip' if 'clamp' in self.op else 'change'} {what} {later}, {again}"
         return (Suggestion(words, cure=Cure.LATER),)
 
     def _of_buffer(self) -> tuple[Suggestion, ...]:

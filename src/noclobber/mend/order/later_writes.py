@@ -73,7 +73,7 @@ def put_off(scene: Scene) -> Iterator[Change]:
     read, fits = scene.place("read"), scene.is_clobber or scene.is_refused or isinstance(scene.finding.event, Drift)
     if read is None or not fits or scene.is_unseen:
         return
-    cost = 1 if scene.kind == "parameter" or scene.drifts else 4
+    cost = 1 if scene.is_trained or scene.drifts else 4
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
     for one in dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)]):
         yield from _put_off(scene, read, one, cost)
@@ -104,7 +104,7 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
     if not rows or first >= second:
         return
     first, end = _alike(rows, first)
-    moved, is_sound = rows[first:end], scene.is_clobber and scene.kind == "parameter" and not scene.steps()
+    moved, is_sound = rows[first:end], scene.is_clobber and scene.is_trained and not scene.steps()
     block = target if isinstance(target, WITH) else None
     heads = [one.context_expr for one in block.items] if block is not None else moved
     if end > second or (block is not None and len(heads) > 1):

@@ -65,6 +65,8 @@ class Save:
     applied: Site | None = None
     is_constant: bool = False
     """Whether the tensor is known to require no gradient: a write that autograd does not see is hidden from nothing."""
+    is_leaf: bool = False
+    """Whether it is known to be a leaf that requires a gradient, as parameters are: a write to it is in no graph."""
 
 
 @dataclass(frozen=True, slots=True)

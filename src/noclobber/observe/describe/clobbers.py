@@ -286,7 +286,8 @@ def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Sa
     is_output, saved = graph.output_of(node, field) is not None, handle.tensor()
     is_known = not is_output and saved is not None and not saved.requires_grad
     is_constant = is_known or graph.is_constant(node, field)
-    return Save(name, field, tensor, version, site, is_output, handle.unchecked, applied, is_constant)
+    is_leaf = not is_output and hasattr(graph.source_of(node, field)[0], "variable")
+    return Save(name, field, tensor, version, site, is_output, handle.unchecked, applied, is_constant, is_leaf)
 
 
 def _between(
