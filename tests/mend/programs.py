@@ -462,6 +462,26 @@ def run():
     cloud.draw(rows)
     loss.backward()
 """,
+    "a sample that each turn of a loop copies and adds to": """
+def sample(y):
+    for step in range(3):
+        e = (y @ w).tanh()
+        y.copy_(0.9 * e)
+        y.add_(0.1 * e)
+    return y
+def run():
+    sample(x * 2).square().sum().backward()
+""",
+    "a sample that is computed from itself, as a row that is repeated": """
+def sample(y):
+    for step in range(2):
+        e = (y @ w).tanh()
+        y.copy_((e - 0.5 * y.square())[0])
+        y.mul_(0.9)
+    return y
+def run():
+    sample(x * 2).square().sum().backward()
+""",
     "a chain that a function of a transform returns": """
 def jitter(image):
     return image.sub_(image.mean()).mul_(1.5)

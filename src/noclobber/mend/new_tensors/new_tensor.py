@@ -188,7 +188,7 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
     name, texts = seen(file.source(held)), list[str]()
     if is_whole and isinstance(statement, ast.Assign):
         value = file.source(statement.value)
-        texts = [value if _stays(file, statement.value, statement) else f"torch.empty_like({name}).copy_({value})"]
+        texts = [value if _stays(file, statement.value, statement) else _filled_anew(name, value)]
     elif call is not None and call is call_of(statement):
         texts = list(_new(write, call, name))
     for text in texts:
@@ -214,7 +214,7 @@ def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
             yield texts[0]
             if isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript)):
                 yield f"{texts[0]}.clone()"
-        yield f"torch.empty_like({target}).copy_({texts[0]})"
+        yield _filled_anew(target, texts[0])
     elif op in _LIKE and not texts:
         yield f"torch.{_LIKE[op]}({target})"
     elif op == "fill_" and texts:
@@ -405,8 +405,10 @@ def _bound_anew(scene: Scene, file: File, rows: list[ast.stmt], name: str, *more
         edit = _out_of_place(scene, file, row, name)
         if edit is None and scene.code == "NC310":
             return None  # a clone exists as often as the tensor
-        if edit is None:
-            edit, cloned = _into_clone(file, row, name), True
+        if edit is None and (edit := _into_clone(file, row, name)) is not None:
+            cloned = True
+        elif edit is None:
+            edit = _copied_anew(file, row, name)
         elif not isinstance(row, (ast.Assign, ast.Return)) and not edit.replacement.startswith(f"{name} = "):
             return None  # `h.data` and `h.grad` are other names
         edits.insert(len(edits) - len(more), edit)
@@ -476,10 +478,10 @@ def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
 def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     if isinstance(write, ast.Assign) and isinstance(write.targets[0], ast.Name):
         return None
-    if (loops := file.loops(write)) and not any(
-        binds(row, name) and starts(row) < starts(write) for row in loops[0].body
-    ):
-        return None
+    bound = (row for loop in file.loops(write)[:1] for row in loop.body if starts(row) < starts(write))
+    is_part = isinstance(write_in(file, write).target, ast.Subscript)
+    if is_part and file.loops(write) and not any(binds(row, name) for row in bound):
+        return None  # each turn would copy the whole
     given: list[ast.expr] = []
     if isinstance(write, (ast.Assign, ast.AugAssign)):
         given = [write.value]
@@ -491,6 +493,20 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
     if any(last in names_used(value) for value in given) or file.own_lines(write) is None:
         return None
     return cloned_before(file, write, name)
+
+
+def _copied_anew(file: File, write: ast.stmt, name: str) -> Edit | None:
+    """`x = torch.empty_like(x).copy_(e)` for `x.copy_(e)`, where `e` may be of `x`, and of another shape. Not for what an
+    object keeps: it would carry the graph of `e` on."""
+    call, held = call_of(write), write_in(file, write).target
+    is_whole = isinstance(held, ast.expr) and seen(file.source(held)) == name and name.isidentifier()
+    if call is None or called(call) != "copy_" or not call.args or not is_whole or not has_torch(file):
+        return None
+    return replace(file, write, f"{name} = {_filled_anew(name, file.source(call.args[0]))}")
+
+
+def _filled_anew(name: str, value: str) -> str:
+    return f"torch.empty_like({name}).copy_({value})"
 
 
 _SAVING_NOTHING = (
