@@ -496,8 +496,8 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
 
 
 def _copied_anew(file: File, write: ast.stmt, name: str) -> Edit | None:
-    """`x = torch.empty_like(x).copy_(e)` for `x.copy_(e)`, where `e` may be of `x`, and of another shape. Not for what an
-    object keeps: it would carry the graph of `e` on."""
+    """`x = torch.empty_like(x).copy_(e)` for `x.copy_(e)`, where `e` may be of `x`, and of another shape. Not for an
+    attribute, which would carry the graph of `e` on."""
     call, held = call_of(write), write_in(file, write).target
     is_whole = isinstance(held, ast.expr) and seen(file.source(held)) == name and name.isidentifier()
     if call is None or called(call) != "copy_" or not call.args or not is_whole or not has_torch(file):
