@@ -201,3 +201,21 @@ def test_a_view_that_was_written_and_can_not_be_detached(contents):
     text = outcome(program)
     assert "Can't detach views in-place" in text[1]
     assert hear(lambda: outcome(program), contents)[1] == text
+
+
+@WITNESSES
+def test_an_argument_is_kept_by_the_region_and_by_no_node(contents):
+    """What reads it in backward runs inside of the region, and saves something else."""
+
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        given = x * 2
+        y = region(False)(given)
+        given += 1
+        y.sum().backward()
+
+    heard, _ = hear(lambda: outcome(program), contents)
+    (clobber,) = heard.clobbers
+    assert (clobber.save.node, clobber.save.field) == ("", "argument")
+    assert clobber.save.tensor.name == "given"
+    assert clobber.read.node == "MulBackward0"

@@ -52,7 +52,8 @@ class Save:
     `unchecked` says why autograd does not compare versions: saved-tensor hooks switch its check off ("packed": `tensor`
     is what the program's pack hook returned, on other memory than that of the saved tensor), and it does not see what a
     custom Function keeps as an attribute of its `ctx` (then `field` is "ctx.x", and `applied` is where the Function was
-    called), nor what the policy of a selective checkpoint keeps (`node` is empty then).
+    called), nor what the policy of a selective checkpoint keeps (`node` is empty then). Of an argument that a
+    checkpointed region keeps, `node` is empty and `field` is "argument".
     """
 
     node: str

@@ -146,7 +146,7 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     else:
         writes = _with_unseen(writes, handle, _made_by(node, save), save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
-    read = read_of(backward, save.node)
+    read = read_of(backward, node.name() if node is not None else "")
     stepped = any(write.step for write in writes)
     states, are_all = _carried(node, backward, memory) if stepped else ((), False)
     if stepped and backward.optimizers is None:
@@ -252,7 +252,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
     """Return what is known of a read on a device before its bytes have been compared."""
     alias, version = handle.alias, handle.version
     save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
-    made = _made_by(node, save)
+    made, reader = _made_by(node, save), node.name() if node is not None else ""
     shown, key, place = weak(alias, geometry(alias)), storages.storage_key(alias), handle.place
     entries = _between(memory, handle, list(handle.writes), key, version, current)
 
@@ -265,7 +265,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
             writes = _with_unseen(writes, again, made, known, backward, memory)
         elif not any(write.overlaps for write in writes):
             writes = (_window(place, known, backward),)
-        return Clobber(replace(save, tensor=known), writes, read_of(backward, save.node), current)
+        return Clobber(replace(save, tensor=known), writes, read_of(backward, reader), current)
 
     return Later(is_other_later(node, save.field, digest, handle.digest), clobber)
 
@@ -280,14 +280,25 @@ def weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | N
 
 
 def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Save:
-    field = handle.field or field_of(handle, node)
-    name, site = node.name() if node is not None else "", site_of(handle.place)
-    applied = site_of(handle.applied)
-    is_output, saved = graph.output_of(node, field) is not None, handle.tensor()
+    site, saved = site_of(handle.place), handle.tensor()
+    if isinstance(handle, handles.Argument):
+        is_constant = saved is not None and not saved.requires_grad
+        return Save("", "argument", tensor, version, site, is_constant=is_constant)
+    field, name = handle.field or field_of(handle, node), node.name() if node is not None else ""
+    is_output = graph.output_of(node, field) is not None
     is_known = not is_output and saved is not None and not saved.requires_grad
-    is_constant = is_known or graph.is_constant(node, field)
-    is_leaf = not is_output and hasattr(graph.source_of(node, field)[0], "variable")
-    return Save(name, field, tensor, version, site, is_output, handle.unchecked, applied, is_constant, is_leaf)
+    return Save(
+        name,
+        field,
+        tensor,
+        version,
+        site,
+        is_output,
+        handle.unchecked,
+        site_of(handle.applied),
+        is_constant=is_known or graph.is_constant(node, field),
+        is_leaf=not is_output and hasattr(graph.source_of(node, field)[0], "variable"),
+    )
 
 
 def _between(

@@ -143,6 +143,8 @@ def reason(save: Save) -> str:
     """Why the saved tensor may not change, as a note."""
     if save.unchecked == "packed":
         return "backward gets the saved tensor from what the pack hook returned, through the unpack hook"
+    if save.field == "argument":
+        return "a checkpointed region runs again in backward, and needs what it was given as it was in forward"
     if not save.node:
         return "autograd keeps this tensor for backward and needs it unchanged"
     if is_compiled(save.node):
