@@ -85,7 +85,7 @@ def _helps(refusal: Refusal) -> list[Help]:
     if not parameter and (form is Form.FLAG or _sums(text)):
         first = "start the sum from a tensor that does not require grad" if _sums(text) else "write a new tensor"
         return [Suggestion(f"{first}, with an operation out of place", cure=Cure.OUT_OF_PLACE)]
-    guard = _update(op, text)
+    guard = _update(op, text, parameter=parameter)
     if guard is not None:
         return [Suggestion(guard, cure=Cure.NO_GRAD)]
     guard = f"if no gradient should flow through the write, do it {_GUARD}"
@@ -95,14 +95,15 @@ def _helps(refusal: Refusal) -> list[Help]:
     return [aside, Suggestion(f"or, {guard}", cure=Cure.NO_GRAD)]
 
 
-def _update(op: str, text: str) -> str | None:
+def _update(op: str, text: str, *, parameter: bool) -> str | None:
     """Return the help for writes that train or set up a model: no gradient should flow through them."""
     if "clamp" in op or "clamp_" in text or "clip_" in text:
         return f"clip the weights {_GUARD}"
     if "lerp_" in op + text or ("mul_(" in text and "add_(" in text):
         return f"update the moving average {_GUARD}, and give the averaged model `requires_grad_(False)`"
     if ".grad" in text or ("grad" in text and op in ("sub_", "add_", "_foreach_sub_", "_foreach_add_")):
-        return f"update the weights {_GUARD}, or leave it to an optimizer"
+        is_weight = parameter or ".grad" in text  # else it may be a sample, or an attack on one
+        return f"update the weights {_GUARD}, or leave it to an optimizer" if is_weight else f"update it {_GUARD}"
     if op in _INITS or any(f".{name}(" in text for name in _INITS):
         return f"set the values {_GUARD}, or with a function of `torch.nn.init`"
     return None
