@@ -71,8 +71,9 @@ class Patch:
         return sum(changed_lines(self.before[path], self.after[path]) for path in self.after)
 
     def key(self) -> tuple[tuple[str, str], ...]:
-        """Equal for patches that do the same."""
-        return tuple(sorted((path, source.text) for path, source in self.after.items()))
+        """Equal for patches that do the same; empty where they do nothing."""
+        files = ((path, source.text) for path, source in self.after.items())
+        return tuple(sorted(one for one in files if one[1] != self.before[one[0]].text))
 
 
 def fitted(finding: Finding) -> Finding:

@@ -29,7 +29,7 @@ AT_ONCE = 2
 """Candidates that are run at the same time. Beside the first runs what it is compared with."""
 _ALIKE = 1.05
 """Two candidates whose kept bytes differ by less than this factor count as equal."""
-_UNPROVEN = "this patch removes the finding, but the program still fails"
+_UNPROVEN = "this patch removes the finding, but another one is left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,8 @@ class RepairSearch:
         self._differing = False
         """Whether a patch is used that could not be compared."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
+        self._been = {self._done.patch.key()}
+        """The programs so far: a change that leads back to one of them is none."""
 
     def search(self) -> Repairs:
         """Fix what the search found."""
@@ -149,6 +151,7 @@ class RepairSearch:
             if (why := self._alone(one, finding, attempt)) is None:
                 done.repairs.append(self._repair(finding, one, attempt))
                 done.patch = one.patch
+                self._been.add(one.patch.key())
                 return one
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
         if is_of_intent(finding):
@@ -202,7 +205,7 @@ class RepairSearch:
         prover = self._prover
         try:
             patch = self._done.patch.edited(candidate.edits)
-            if self._key(patch) in self._seen:
+            if self._key(patch) in self._seen or patch.key() in self._been:
                 return None
             self._seen.add(self._key(patch))
             watched = prover.start(patch)
@@ -240,7 +243,8 @@ class RepairSearch:
         before, result = self._saved, best.verdict.result
         after = self._saved = result.saved if result is not None else None
         extra = after - before if before is not None and after is not None else None
-        other = next((one for one in attempt.differing if one.verdict.of_loss), None)
+        stepped = any(one.step is not None for one in finding.writes)
+        other = next((one for one in attempt.differing if one.verdict.of_loss and not stepped), None)
         note = (
             f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
         )
