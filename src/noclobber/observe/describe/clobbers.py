@@ -125,7 +125,7 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     alias = handle.alias
     current, version = int(alias._version), handle.version
     key = storages.storage_key(alias)
-    save = _save(handle, node, version, tensor_of(alias))
+    save = _with_gradient(_save(handle, node, version, tensor_of(alias)), handle, node)
     entries = _between(memory, handle, handle.writes, key, version, current)
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
         entries = _accumulated(memory, handle, key, version)
@@ -252,7 +252,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
     """Return what is known of a read on a device before its bytes have been compared."""
     alias, version = handle.alias, handle.version
     save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
-    made, reader = _made_by(node, save), node.name() if node is not None else ""
+    reader = node.name() if node is not None else ""
     shown, key, place = weak(alias, geometry(alias)), storages.storage_key(alias), handle.place
     entries = _between(memory, handle, list(handle.writes), key, version, current)
 
@@ -262,7 +262,7 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
         writes = writes_of(entries, current, known)
         if tensor is not None:
             again = handles.handle_of(tensor, -1, place, None)
-            writes = _with_unseen(writes, again, made, known, backward, memory)
+            writes = _with_unseen(writes, again, None, known, backward, memory)
         elif not any(write.overlaps for write in writes):
             writes = (_window(place, known, backward),)
         return Clobber(replace(save, tensor=known), writes, read_of(backward, reader), current)
@@ -280,25 +280,21 @@ def weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | N
 
 
 def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Save:
-    site, saved = site_of(handle.place), handle.tensor()
+    site = site_of(handle.place)
     if isinstance(handle, handles.Argument):
-        is_constant = saved is not None and not saved.requires_grad
-        return Save("", "argument", tensor, version, site, is_constant=is_constant)
+        return Save("", "argument", tensor, version, site)
     field, name = handle.field or field_of(handle, node), node.name() if node is not None else ""
-    is_output = graph.output_of(node, field) is not None
-    is_known = not is_output and saved is not None and not saved.requires_grad
-    return Save(
-        name,
-        field,
-        tensor,
-        version,
-        site,
-        is_output,
-        handle.unchecked,
-        site_of(handle.applied),
-        is_constant=is_known or graph.is_constant(node, field),
-        is_leaf=not is_output and hasattr(graph.source_of(node, field)[0], "variable"),
-    )
+    applied = site_of(handle.applied)
+    return Save(name, field, tensor, version, site, graph.output_of(node, field) is not None, handle.unchecked, applied)
+
+
+def _with_gradient(save: Save, handle: Handle, node: Node | None) -> Save:
+    """Return a save that also says whether its tensor requires a gradient, as far as that is known."""
+    if save.is_output:
+        return save
+    saved = handle.tensor()
+    is_constant = (saved is not None and not saved.requires_grad) or graph.is_constant(node, save.field)
+    return replace(save, is_constant=is_constant, is_leaf=graph.is_leaf(node, save.field))
 
 
 def _between(

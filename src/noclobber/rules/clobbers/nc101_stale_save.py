@@ -87,5 +87,5 @@ def _misnamed(clobber: Clobber) -> list[str]:
     named = node_in_words(node if "::" in node else stem(node) + "Backward0").rstrip("_")
     if not writers or (named not in writers and node != WRITE_TO_VIEW):
         return []
-    needs = clobber.save.node or "the checkpointed region"
+    needs = "the checkpointed region" if clobber.save.field == "argument" else clobber.save.node or "backward"
     return [f"PyTorch's message names {node}: that is the write, and {needs} needs the tensor"]

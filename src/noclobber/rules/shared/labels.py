@@ -27,7 +27,7 @@ def known(role: Role, site: Site | None, text: str) -> tuple[Label, ...]:
 
 def save_label(save: Save) -> tuple[Label, ...]:
     """ "`h` is saved here: sigmoid keeps its result (version 0)"; empty where the site is not known."""
-    why = f": {keeps(save)}" if save.node or save.field else ""
+    why = f": {keeps(save)}" if save.node or save.field == "argument" else ""
     text = f"{spelled(save.tensor, save.site)} is saved here{why} (version {save.version})"
     return known("save", save.site, text)
 

@@ -115,7 +115,7 @@ def field_in_words(save: Save) -> str:
 
 def keeps(save: Save) -> str:
     """ "sigmoid keeps its result", "`Square` keeps it as `ctx.x`"."""
-    if not save.node:
+    if save.field == "argument":
         return "the checkpointed region keeps what it is given"
     if save.unchecked == "ctx":
         return f"{node_in_words(save.node)} keeps it as `{save.field}`"

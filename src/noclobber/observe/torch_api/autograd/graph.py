@@ -184,6 +184,12 @@ def is_constant(node: Node | None, field: str) -> bool:
     return is_sure and edge is not None and edge[0] is None
 
 
+def is_leaf(node: Node | None, field: str) -> bool:
+    """Return True if the input that `node` keeps under a name is known to be a leaf that requires a gradient."""
+    edge, is_sure = _edge_of(node, field)
+    return is_sure and edge is not None and hasattr(edge[0], "variable")
+
+
 def _edge_of(node: Node | None, field: str) -> tuple[tuple[Node | None, int] | None, bool]:
     """Return the edge of an input, and whether it is surely that one; None if there is none."""
     if node is None:
