@@ -1,15 +1,16 @@
 """Step after the backward that still needs the old weights: the order of steps and backwards in a block changed.
 
-Sound where an optimizer's step and the `backward` that it spoils are statements of one block, in this order, and
-- between them stand only `zero_grad` of the other optimizer, prints, and losses of what is there already: nothing reads
-  the weights,
+Sound where an optimizer's step and the `backward` that it spoils are statements of one block, in this order, or of
+functions that are called there and nowhere else; the backward may be in an `if`. And
+- between them, and up to where the step is put, stand only the update by the other optimizer, prints, and losses of
+  what is there already: nothing reads the weights,
 - the optimizer's gradients are zeroed by its own `zero_grad` in the block, before the step: what this backward would
   add to them was thrown away before,
 - both are PyTorch's own, and were seen to have no parameter in common; the line calls the `step` of one. The backward
   is given what the other one steps as `inputs=`, so it adds nothing to the gradients that the step then uses. The file
   reads and clips no other gradients than of these, has no hooks, and freezes no parameter. Nothing else steps what the
   backward no longer adds to, and no region runs again in a backward of its own, which refuses `inputs=`.
-A closure, a gradient scaler, or a step inside a method or a wrapper is none of these.
+A closure, a gradient scaler, or a step inside a wrapper is none of these.
 
 Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps;
 the same where the functions are called that the step and the backward stand in; and one backward, of the sum of losses,
@@ -21,6 +22,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.gradients import reads_other_gradients
@@ -57,12 +59,15 @@ from noclobber.syntax.names import (
     attributes_set,
     call_of,
     called,
+    called_by,
     calls,
     dotted,
     first_name,
     is_given,
+    is_true,
     keyword,
     last_name,
+    mentions,
     names_in,
     names_stored,
     only_binding,
@@ -73,7 +78,7 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, File, Place, last_line, simple_statements, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, simple_statements, walk
 
 _HARMLESS = frozenset(
     """
@@ -186,16 +191,60 @@ def _moved(
     if gone is None or put is None:
         return
     gone = whole_lines(file, begin, stop) if is_row else gone
-    mine, function = optimizer_of(step.row), file.scope(read.row)
-    inside = simple_statements(function) if function is not file.scope(rows[second]) else []
-    own = _first_stepped([*(one for one in inside if one.lineno > read.row.lineno), *rows[second + 1 :]])
+    order = _order(file, step.row, read.row, rows, first, second)
+    mine, own = optimizer_of(step.row), _first_stepped([*order.passed, *order.below])
     if own and own != mine and (call := _backward_without(read, "inputs")) is not None:
         inputs = with_argument(file, call, f"inputs={_parameters_of(scene, own)}")
         only = f"compute gradients there only for the parameters of `{own}`"
         title = f"move `{mine}.step()` below `{file.source(call.func)}()`, and {only}"
-        is_sound = is_row and rows[second] is read.row and _is_sound(scene, file, rows, first, second)
+        is_sound = _is_sound(scene, file, step.row, read.row, order)
         yield Change(title, (gone, inputs, put), 2, Cure.LATER, is_sound)
     yield Change("step after the last backward", (gone, put), 3)
+
+
+class _Order(NamedTuple):
+    """What runs around a step and the backward below it, in this order. Both may stand in functions that are called."""
+
+    above: list[ast.stmt]
+    """Before the step, from the beginning of its block."""
+    between: list[ast.stmt]
+    passed: list[ast.stmt]
+    """After the backward, in its block, where the step is put below what holds that."""
+    below: list[ast.stmt]
+    is_all: bool
+    """Whether nothing else runs: each function is called only there, on the same object, and runs to its end."""
+
+
+def _order(file: File, step: ast.stmt, read: ast.stmt, rows: list[ast.stmt], first: int, second: int) -> _Order:
+    above, rest, is_all = _run_by(file, rows[first], step)
+    start, passed, is_rest = _run_by(file, rows[second], read)
+    is_all &= is_rest and not isinstance(rows[first], ast.If)
+    above = rows[:first] if rows[first] is step else above
+    return _Order(above, [*rest, *rows[first + 1 : second], *start], passed, rows[second + 1 :], is_all)
+
+
+def _run_by(file: File, row: ast.stmt, inner: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt], bool]:
+    """What a statement runs before and after an `inner` one, which is itself, or in its block, or in the function that
+    it calls; and whether that is all."""
+    if row is inner:
+        return [], [], True
+    block, function = file.block(inner), file.scope(inner)
+    at, is_all = block.index(inner), False
+    if isinstance(row, ast.If):
+        is_all = block is row.body and not row.orelse and operands(file, row.test) is not None
+    elif isinstance(function, FUNCTION) and block is function.body:
+        found = [called_by(file, one) for one in mentions(file, function.name)]
+        call = found[0] if len(found) == 1 and isinstance(row, (ast.Expr, ast.Assign)) else None
+        of = file.class_of(function)
+        is_all = (
+            call is not None
+            and row.value is call
+            and not function.decorator_list
+            and of is file.class_of(row)
+            and dotted(owner(call)) == "self" * (of is not None)
+            and all(operands(file, one) is not None for one in values(call))
+        )
+    return block[:at], block[at + 1 :], is_all
 
 
 def _first_stepped(rows: Sequence[ast.stmt]) -> str:
@@ -261,28 +310,34 @@ def _of_groups(name: str) -> str:
     return f'[p for group in {name}.param_groups for p in group["params"]]'
 
 
-def _is_sound(scene: Scene, file: File, rows: list[ast.stmt], first: int, second: int) -> bool:
+def _is_sound(scene: Scene, file: File, step: ast.stmt, back: ast.stmt, order: _Order) -> bool:
     """Return True if the order of a step and the backward below it may be changed, as the head of this file says."""
-    step, back = rows[first], rows[second]
-    mine, loss, between = _method_of(step, "step"), _loss_of(back), rows[first + 1 : second]
-    steps = [one for row in rows[second + 1 :] if (one := _method_of(row, "step")) is not None]
-    if mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
+    mine, loss = _method_of(step, "step"), _loss_of(back)
+    steps = [one for row in (*order.passed, *order.below) if (one := _method_of(row, "step")) is not None]
+    if not order.is_all or mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
         return False
     theirs = steps[0]
     if not all(_is_no_other_step(file, one, step, [mine, theirs]) for one in calls(file.tree, "step")):
         return False
     if not all(is_given(one, "use_reentrant", False) for one in calls(file.tree, *_CHECKPOINTS)):
         return False  # else a region that runs again refuses `inputs=`
-    if not any(_same(_method_of(row, "zero_grad"), mine) for row in rows[:first]):
-        return False
-    if not all(_same(_method_of(row, "zero_grad"), theirs) or _reads_no_weights(file, row) for row in between):
+    if not any(_same(_method_of(row, "zero_grad"), mine) for row in order.above):
         return False
     made = bound_to(file, theirs, step)
-    if _tells_gradients_apart(file, _stepped_by(file, made) if made is not None else set(), rows[:first]):
+    modules = _stepped_by(file, made) if made is not None else set[str]()
+    own = [row for row in (*order.between, *order.passed) if not _is_of(file, row, theirs, modules)]
+    if not all(_reads_no_weights(file, row) for row in own) or _tells_gradients_apart(file, modules, order.above):
         return False
     names = {ast.unparse(mine), ast.unparse(theirs)}
     apart = {one.name for one in _optimizers(scene) if one.is_apart}
     return names <= apart and _is_step_of_torch(scene)
+
+
+def _is_of(file: File, row: ast.stmt, optimizer: ast.expr, modules: set[str]) -> bool:
+    """Return True for a statement of the update by an optimizer that steps some modules: it clips their gradients."""
+    call = call_of(row)
+    clips = call is not None and called(call) in _CLIPS and call.args != [] and _stepped_by(file, call) <= modules
+    return clips or any(_same(_method_of(row, name), optimizer) for name in ("zero_grad", "step"))
 
 
 def _optimizers(scene: Scene) -> Sequence[Optimizer]:
@@ -336,10 +391,7 @@ def _owners(node: ast.AST) -> list[ast.expr]:
 def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
     """Return True if a file freezes parameters, or may read gradients of other than some modules: those that the
     backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
-    given = (one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad")
-    placed = (one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1)
-    freezes = not all(isinstance(one, ast.Constant) and one.value is True for one in (*given, *placed))
-    if freezes or attributes(file, "requires_grad", "requires_grad_", "from_pretrained"):
+    if _freezes(file):
         return True
     stored = (one for one in attributes_set(file, "grad") if not isinstance(value_given(file, one), ast.Constant))
     set_here = {dotted(one.value) for one in stored}
@@ -347,6 +399,16 @@ def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt])
         return True
     clipped = [one for one in calls(file.tree, *_CLIPS) if not one.args or not _stepped_by(file, one) <= modules]
     return any(file.statement(one) not in above for one in clipped)
+
+
+def _freezes(file: File) -> bool:
+    """Return True if a file may have weights that require no gradient."""
+    given: list[ast.expr | None] = [one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad"]
+    given += [one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1]
+    given += [value_given(file, one) for one in attributes_set(file, "requires_grad")]
+    switched = [called_by(file, one) for one in attributes(file, "requires_grad_")]
+    given += [value for one in switched if one is not None for value in values(one)]
+    return None in switched or not all(map(is_true, given)) or attributes(file, "from_pretrained") != []
 
 
 def _is_one_of(file: File, module: ast.expr | None, modules: set[str]) -> bool:
@@ -392,7 +454,9 @@ def _same(one: ast.expr | None, other: ast.expr) -> bool:
 
 
 def _reads_no_weights(file: File, row: ast.stmt) -> bool:
-    """Whether a statement prints, or binds to a name, only what losses and operators make of names."""
+    """Whether a statement prints, returns or binds to a name only what losses and operators make of names."""
+    if isinstance(row, ast.Return):
+        return row.value is None or operands(file, row.value) is not None
     if isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
         return operands(file, row.value) is not None
     call = call_of(row)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     """What an optimizer is known by: its class, the shapes of its parameters, and their names."""
     _Steps = dict[_Optimizer, list[list[Seen]]]
     """What was recorded at each step, by optimizer."""
-    _Around = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen], bool, set[str]]
+    _Around = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen], bool, set[str], set[str], set[str]]
     """What leaves held, by name, in the calls before of each run, and what optimizers left at their last steps; whether
-    another call follows; and the names of the leaves that held something else in an earlier call."""
+    another call follows; and the names of leaves: those that held something else in an earlier call, those that an
+    optimizer steps after the call, and those whose gradients no step got in an earlier call."""
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest difference between equal gradients, relative to their largest magnitude. Gradients differ that much if
@@ -63,18 +64,20 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     """
     exact, furthest = True, 0
     calls, other_calls = _calls(right), _calls(found)
-    stepped = _stepped_before_calls(right)
+    stepped, later = _stepped_before_calls(right), _stepped_after_calls(right, found)
     compared = min(len(calls), len(other_calls))
     left, unmatched = list(range(compared)), 0
-    changed = set[str]()
+    changed, unused = set[str](), set[str]()
     movable = bool(_steps(right)) and bool(_steps(found))
     for number, other in enumerate(other_calls[:compared]):
         near = [index for index in left if index != number and abs(index - number) <= _AHEAD] if movable else []
         first = ""
         for index in [number] * (number in left) + near:
             follows = max(index, number) + 1 < compared
-            around = (_held(calls[:index]), _held(other_calls[:number]), stepped[index], follows, changed)
-            same = _same_call(calls[index], other, truncated, around)
+            held = _held(calls[:index]), _held(other_calls[:number])
+            same = _same_call(
+                calls[index], other, truncated, (*held, stepped[index], follows, changed, later[index], unused)
+            )
             if not isinstance(same, str):
                 left.remove(index)
                 exact &= same
@@ -335,6 +338,21 @@ def _stepped_before_calls(events: list[Event]) -> list[list[Seen]]:
     return before
 
 
+def _stepped_after_calls(right: list[Event], found: list[Event]) -> list[set[str]]:
+    """Return, for each call, the names of the leaves that an optimizer steps after it, at a step that both runs have:
+    there the gradients are compared that the step got."""
+    left = {key: len(steps) for key, steps in _steps(found).items()}
+    after: list[set[str]] = []
+    for event in right:
+        if event["kind"] in ("backward", "grad"):
+            after.append(set())
+        elif event["kind"] == "step" and left.get(key := _optimizer(event), 0):
+            left[key] -= 1
+            for names in after:
+                names.update(event["leaves"])
+    return after
+
+
 def _same(right: Seen, found: Seen) -> bool | None:
     """Compare two tensors or two sketches: True if equal bit for bit, False if equal within tolerance, else None."""
     if not isinstance(right, torch.Tensor) or not isinstance(found, torch.Tensor):
@@ -397,21 +415,25 @@ def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, around:
 
     In `found` a leaf may therefore still hold what it held in the call before, in either run, or what an optimizer left
     since: the same change comes later. It may hold anything else where the loss of a later call shows that this is so,
-    and in the last one, where it did so before.
+    and in the last one, where it did so before. A leaf may get no gradient that no step gets, and so again in the last
+    calls.
     Returns True if all are equal bit for bit, False if all are equal within tolerance, None if they differ or a name is
     missing or not unique.
     """
     wanted, got = ({name: (leaf, gradient) for leaf, gradient, name in leaves} for leaves in (right, found))
     if "" in wanted or "" in got or len(wanted) < len(right) or len(got) < len(found):
         return None
-    exact, moved = True, set[str]()
-    in_right, in_found, stepped, follows, changed = around
+    exact, moved, thrown_away = True, set[str](), set[str]()
+    in_right, in_found, stepped, follows, changed, later, unused = around
     for name in wanted.keys() | got.keys():
         (leaf, gradient), (other, its) = wanted.get(name, (None, None)), got.get(name, (None, None))
         if leaf is None or other is None:
             if truncated and _is_zero(gradient) and _is_zero(its):
                 continue
-            return None
+            if other is not None or name not in later | unused:
+                return None
+            thrown_away.add(name)
+            continue
         same = _same(gradient, its)
         before = [held[name] for held in (in_right, in_found) if name in held]
         if same is None or leaf[:2] != other[:2]:
@@ -422,6 +444,7 @@ def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, around:
             moved.add(name)
         exact &= same
     changed |= moved
+    unused |= thrown_away
     return exact
 
 

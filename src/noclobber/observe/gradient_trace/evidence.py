@@ -330,9 +330,11 @@ class Evidence:
         if os.getpid() != self._process or self._wanted != "gradients":
             return
         parameters, named = self._stepped_by(optimizer)
+        keys = {storages.storage_ref(one).cdata for one in parameters if storages.storage_key(one) is not None}
+        leaves = [name for name, (memory, _) in self._named.items() if memory.cdata in keys and not memory.expired()]
         with torch.no_grad():
             gradients = [sketch(parameter.grad) for parameter in parameters]
-            self.events.append({"kind": "step", "optimizer": named, "gradients": gradients})
+            self.events.append({"kind": "step", "optimizer": named, "gradients": gradients, "leaves": leaves})
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the parameters and the optimizer's state after a step."""

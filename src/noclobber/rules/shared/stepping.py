@@ -12,7 +12,7 @@ from noclobber.model.source import Site
 from noclobber.rules.shared.carrying import built_once
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import node_in_words
-from noclobber.syntax.names import bound_by_loop, first_name, is_given
+from noclobber.syntax.names import bound_by_loop, is_given, names_in
 from noclobber.syntax.tree import Placed, place_of, walk
 
 Situation = Literal["carried", "built once", "same pass"]
@@ -118,8 +118,8 @@ def _has_turns(write: Write) -> bool:
     """Return True if each turn of the loop steps another optimizer: `for opt in opts: ...; opt.step()`."""
     place = place_of(line_to_show(write))
     call = place.node if place is not None else None
-    root = first_name(call.func) if isinstance(call, ast.Call) else ""
-    return place is not None and root in bound_by_loop(place.file, place.node)
+    names = names_in(call.func) if isinstance(call, ast.Call) else set[str]()
+    return place is not None and not names.isdisjoint(bound_by_loop(place.file, place.node))
 
 
 def _detached(clobber: Clobber) -> str:
