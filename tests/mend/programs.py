@@ -1377,6 +1377,72 @@ def run():
     + """
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
+    "a step and a backward in methods": NETS
+    + """
+class Game:
+    def __init__(self):
+        self.d, self.g = d, g
+        self.opt_d = torch.optim.SGD(self.d.parameters(), 0.1)
+        self.opt_g = torch.optim.SGD(self.g.parameters(), 0.1)
+    def learn(self, given):
+        loss = given.mean()
+        self.opt_d.zero_grad()
+        loss.backward(retain_graph=True)
+        self.opt_d.step()
+        return loss.item()
+    def imitate(self, given):
+        loss = -given.mean()
+        self.opt_g.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.g.parameters(), 1.0)
+        self.opt_g.step()
+        return loss
+    def play(self):
+        seen = self.d(self.g(x.detach()))
+        was = self.learn(seen)
+        self.imitate(seen)
+        return was
+game = Game()
+def run():
+    print([game.play() for _ in range(2)])
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+    "a step before an `if` with the backward": NETS
+    + OPTIMIZERS
+    + """
+def run():
+    for turn in range(4):
+        point = x.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(d(point).sum(), point, create_graph=True)
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean() + slope.square().sum()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        if turn % 2 == 0:
+            opt_g.zero_grad()
+            loss_g.backward()
+            opt_g.step()
+        print(loss_d.item())
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+    "a step in a function, before a backward": NETS
+    + OPTIMIZERS
+    + """
+def learn(loss):
+    opt_d.zero_grad()
+    loss.backward()
+    opt_d.step()
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g = -d(fake).mean()
+        learn(d(fake.detach()).mean())
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
     "a step before a backward whose gradients are noted": NETS
     + OPTIMIZERS
     + TURNS
@@ -5121,6 +5187,62 @@ def run():
     print(start.grad)
     x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
 """,
+    **{
+        f"a step in a function {what}": NETS
+        + OPTIMIZERS
+        + f"""
+def learn(loss):
+    opt_d.zero_grad()
+    loss.backward()
+{inside}
+def run():
+    for turn in range(2):
+        fake = g(x.detach())
+        loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+{call}
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+"""
+        for what, inside, call in (
+            ("that may return before", "    if loss > 1e6:\n        return\n    opt_d.step()", "        learn(loss_d)"),
+            ("that goes on", "    opt_d.step()\n    d(x.detach())", "        learn(loss_d)"),
+            ("that yields", "    opt_d.step()\n    yield loss", "        [*learn(loss_d)]"),
+            (
+                "that is called twice",
+                "    opt_d.step()",
+                "        learn(loss_d)\n        if turn > 8:\n            learn(loss_d)",
+            ),
+            ("that a loop calls", "    opt_d.step()", "        for one in [loss_d]:\n            learn(one)"),
+        )
+    },
+    **{
+        f"a step before an `if` {what}": NETS
+        + OPTIMIZERS
+        + f"""
+def learn(turn):
+    fake = g(x.detach())
+    loss_g, loss_d = -d(fake).mean(), d(fake.detach()).mean()
+    opt_d.zero_grad()
+    loss_d.backward()
+    opt_d.step()
+    if turn % 2 == 0:
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+{below}
+def run():
+    for turn in range(2):
+        learn(turn)
+    x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
+"""
+        for what, below in (
+            ("that returns", "        return loss_g"),
+            ("that runs the module", "        print(d(fake))"),
+            ("with an `else`", "    else:\n        print(d(fake))"),
+        )
+    },
     "a step before a backward whose gradients a hook sees": NETS
     + OPTIMIZERS
     + """

@@ -218,7 +218,9 @@ class _Order(NamedTuple):
 def _order(file: File, step: ast.stmt, read: ast.stmt, rows: list[ast.stmt], first: int, second: int) -> _Order:
     above, rest, is_all = _run_by(file, rows[first], step)
     start, passed, is_rest = _run_by(file, rows[second], read)
-    is_all &= is_rest and not isinstance(rows[first], ast.If)
+    call = getattr(rows[second], "value", None)
+    given = values(call) if isinstance(call, ast.Call) and rows[second] is not read else []
+    is_all &= is_rest and not isinstance(rows[first], ast.If) and None not in [operands(file, one) for one in given]
     above = rows[:first] if rows[first] is step else above
     return _Order(above, [*rest, *rows[first + 1 : second], *start], passed, rows[second + 1 :], is_all)
 
@@ -230,8 +232,10 @@ def _run_by(file: File, row: ast.stmt, inner: ast.stmt) -> tuple[list[ast.stmt],
         return [], [], True
     block, function = file.block(inner), file.scope(inner)
     at, is_all = block.index(inner), False
+    left = list(walk(function, ast.Return, ast.Yield, ast.YieldFrom, ast.Await))
     if isinstance(row, ast.If):
         is_all = block is row.body and not row.orelse and operands(file, row.test) is not None
+        is_all &= not any(row in file.around(one) for one in left)
     elif isinstance(function, FUNCTION) and block is function.body:
         found = [called_by(file, one) for one in mentions(file, function.name)]
         call = found[0] if len(found) == 1 and isinstance(row, (ast.Expr, ast.Assign)) else None
@@ -240,9 +244,9 @@ def _run_by(file: File, row: ast.stmt, inner: ast.stmt) -> tuple[list[ast.stmt],
             call is not None
             and row.value is call
             and not function.decorator_list
+            and all(one is block[-1] for one in left)
             and of is file.class_of(row)
             and dotted(owner(call)) == "self" * (of is not None)
-            and all(operands(file, one) is not None for one in values(call))
         )
     return block[:at], block[at + 1 :], is_all
 
