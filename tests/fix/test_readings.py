@@ -32,6 +32,35 @@ for p, g in zip(net.parameters(), grads):
 net(x).pow(2).mean().backward()
 """
 
+IMITATED = """\
+import torch
+
+torch.manual_seed(0)
+policy = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+seen, gain = torch.randn(6, 4), torch.randn(6)
+
+
+def chosen():
+    return policy(seen).log_softmax(1)[:, 0]
+
+
+def played():
+    return seen, chosen()
+
+
+def update():
+    _, before = played()
+    for _ in range(3):
+        loss = -((chosen() - before).exp() * gain).mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+
+
+update()
+"""
+
 
 @pytest.fixture
 def fixed(tmp_path, monkeypatch):
@@ -64,6 +93,20 @@ def test_a_straight_through_estimator_is_asked_about_and_never_mended(fixed):
     assert of_the_function
     assert all("`net.weight` 0, `net.bias` 0" in line for line in of_the_function)
     assert "nothing left" not in said
+
+
+@pytest.mark.parametrize("retained", ["retain_graph=True", ""])
+def test_what_may_be_a_constant_in_a_loop_is_asked_about(fixed, retained):
+    """A ratio to what the policy gave itself has no gradient in the first turn, unless that is a constant."""
+    text = IMITATED.replace("retain_graph=True", retained)
+    done, left = fixed(text, writing=True)
+    assert (done.diff, left) == ("", text)
+    as_it_is, constant = [line for line in done.words if "`policy.2.weight`" in line and "changes" not in line]
+    assert "as it is: `policy.2.weight` 0, `policy.0.weight` 0" in as_it_is
+    assert "detach `before` before the loop: `policy.2.weight` 0." in constant
+    assert "      +    before = before.detach()" in done.words
+    again, _ = fixed(text.replace("    for _", "    before = before.detach()\n    for _"))
+    assert again.words == ["noclobber: nothing to fix: no write broke a gradient (3 backward calls)"]
 
 
 @pytest.mark.parametrize("end", ["raise KeyError('later')", "raise SystemExit(5)"])

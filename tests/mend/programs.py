@@ -313,24 +313,23 @@ net = Net().double()
 def run():
     net(x @ w).sum().backward()
 """,
-    "a level that another run keeps by a name of its own": """
-class State:
-    def __init__(self, level):
-        self.level = level
-kept = []
-def step(state, keeps):
-    state.level = state.level * w
-    now = state.level
-    if keeps:
-        kept.append(now)
-    y = now.sum() if keeps else now.square().sum()
-    state.level.add_(0.5)
-    return y
+    "the weights of a module that is kept apart, averaged before the backward": """
+import copy
+class Features:
+    def __init__(self):
+        self.layer = nn.Linear(4, 4, dtype=torch.float64)
+        for one in self.layer.parameters():
+            one.requires_grad_(False)
+    def __call__(self, given):
+        return self.layer(given)
+    def fade(self):
+        for one in self.layer.parameters():
+            one.mul_(0.9)
+features = Features()
 def run():
-    state = State((x @ w).sum(0))
-    step(state, False).backward()
-    step(State(x.sum(0)), True)
-    kept[0].square().sum().backward()
+    loss = features(x @ w).square().sum()
+    features.fade()
+    loss.backward()
 """,
     "an item that a caller keeps under its own name": """
 def raised(levels, is_read):
@@ -3561,23 +3560,24 @@ def run():
             one -= 0.1 * slope
     (torch.tanh(x @ own) @ fast[1]).sum().backward()
 """,
-    "the weights of a module that is kept apart, averaged before the backward": """
-import copy
-class Features:
-    def __init__(self):
-        self.layer = nn.Linear(4, 4, dtype=torch.float64)
-        for one in self.layer.parameters():
-            one.requires_grad_(False)
-    def __call__(self, given):
-        return self.layer(given)
-    def fade(self):
-        for one in self.layer.parameters():
-            one.mul_(0.9)
-features = Features()
+    "a level that another run keeps by a name of its own": """
+class State:
+    def __init__(self, level):
+        self.level = level
+kept = []
+def step(state, keeps):
+    state.level = state.level * w
+    now = state.level
+    if keeps:
+        kept.append(now)
+    y = now.sum() if keeps else now.square().sum()
+    state.level.add_(0.5)
+    return y
 def run():
-    loss = features(x @ w).square().sum()
-    features.fade()
-    loss.backward()
+    state = State((x @ w).sum(0))
+    step(state, False).backward()
+    step(State(x.sum(0)), True)
+    kept[0].square().sum().backward()
 """,
     "a result that is filled through a detached name, and read again": """
 def run():

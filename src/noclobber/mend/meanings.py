@@ -1,10 +1,11 @@
-"""What a write may mean that autograd was never told of, and the change that states each meaning."""
+"""What only the author can decide: each meaning that a program may have, and the change that states it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
 
+from noclobber.mend.autograd.constants import taken_as_constant
 from noclobber.mend.autograd.seen_by_autograd import straight_through
 from noclobber.mend.change import Change
 from noclobber.mend.copies.clone_for_reader import cloned
@@ -23,6 +24,8 @@ class Meaning(Enum):
     """The loss and the gradient follow the write."""
     ASIDE = "if only the code that writes should see it"
     """Neither does."""
+    CONSTANT = "if it is a constant in the loop"
+    """The gradient leaves out what was computed before."""
 
 
 def readings(finding: Finding, read: Callable[[str], str]) -> list[tuple[Meaning, Change]]:
@@ -34,5 +37,7 @@ def readings(finding: Finding, read: Callable[[str], str]) -> list[tuple[Meaning
         found = {Meaning.PASSED: (cloned,), Meaning.ASIDE: (not_shared,)}
         return [(meaning, one) for meaning, fitting in found.items() for one in candidates(finding, read, fitting)]
     scene = Scene(finding, read)
+    if not scene.is_unseen:
+        return [(Meaning.CONSTANT, one) for one in taken_as_constant(scene)]
     passing = [(Meaning.PASSED, one) for write in scene.writes() for one in straight_through(write)]
     return [*passing, *((Meaning.PART, one) for one in candidates(finding, read))][:MOST]

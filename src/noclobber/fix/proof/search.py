@@ -15,6 +15,7 @@ from noclobber.fix.proof.repairs import Repair, Repairs
 from noclobber.fix.proof.trials.job import Result
 from noclobber.fix.proof.trials.launcher import Trial
 from noclobber.fix.proof.verdicts import Prover
+from noclobber.mend import meanings
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.cures import as_part, candidates
 from noclobber.mend.scene import is_of_intent
@@ -154,11 +155,13 @@ class RepairSearch:
                 self._been.add(one.patch.key())
                 return one
             attempt.failed.append((one.candidate.title, f"under PyTorch alone: {why}"))
-        if is_of_intent(finding):
-            self._tell("running each possible meaning of the write")
-            done.asked.append((self._done.patch.unpatched(finding), readings(self._prover, finding, done.patch)))
-            done.left.append((finding, []))
-            return None
+        if is_of_intent(finding) or meanings.readings(finding, done.patch.read):
+            self._tell("running each possible meaning")
+            meant = readings(self._prover, finding, done.patch)
+            if is_of_intent(finding) or len(meant) > 1:
+                done.asked.append((done.patch.unpatched(finding), meant))
+                done.left.append((finding, []))
+                return None
         if attempt.differing and (drift := self._prover.drift()):
             why = f"nothing can be proven, because the program differs from run to run even without a patch: {drift}"
             offered = min(attempt.differing, key=lambda one: not one.candidate.is_sound)

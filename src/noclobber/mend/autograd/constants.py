@@ -9,6 +9,7 @@ seen to be apart, step nothing else, and have no backward or hook that may do mo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator
 
 from noclobber.mend.change import Change, change
@@ -16,9 +17,10 @@ from noclobber.mend.gradients import ASKING, reads_other_gradients
 from noclobber.mend.order.forwards_in_loops import last_read
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
+from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.units import listed
-from noclobber.rules.shared.carrying import is_renewed
+from noclobber.rules.shared.carrying import constant, is_renewed
 from noclobber.syntax.edits import append, before
 from noclobber.syntax.names import (
     UNRECORDING,
@@ -33,6 +35,7 @@ from noclobber.syntax.names import (
     named,
     owner,
     parameters,
+    uses,
 )
 from noclobber.syntax.tree import LOOP, File, Turns, functions, starts, walk
 
@@ -58,6 +61,25 @@ def detached_constants(scene: Scene) -> Iterator[Change]:
     edits = [_detached(read.file, loop, one) for one in event.carried]
     title = f"detach {listed([f'`{one.name}`' for one in event.carried])}, which no optimizer changes"
     yield from change(title, edits, 1, Cure.CONSTANT, is_sound=True, way="constant")
+
+
+def taken_as_constant(scene: Scene) -> Iterator[Change]:
+    """`old = old.detach()` before the loops whose turns read `old`, and run what has made it again themselves: whether
+    it is a constant in them only the author knows."""
+    read, event = scene.place("read"), scene.finding.event
+    if read is None or not isinstance(event, (Clobber, Refusal)) or not constant(event):
+        return
+    site = event.read.site if isinstance(event, Clobber) else event.site
+    if any(is_renewed(site, one) is not False for one in event.carried):
+        return
+    file, scope = read.file, read.file.scope(read.row)
+    edits = list[Edit | None]()
+    for name in dict.fromkeys(one.name for one in event.carried):
+        loops = [one for one in file.loops(read.row) if file.indent(one) is not None]
+        root = re.split(r"\W", name)[0]
+        around = [one for one in loops if not any(one in file.around(each) for each in uses(scope, root, ast.Store))]
+        edits.append(before(file, around[-1], f"{name} = {name}.detach()") if around else None)
+    yield from change(f"detach {listed([f'`{one.name}`' for one in event.carried])} before the loop", edits, 1)
 
 
 def _detached(file: File, loop: Turns, state: Carried) -> Edit | None:

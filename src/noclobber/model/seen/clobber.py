@@ -28,6 +28,8 @@ class Clobber:
     """As of a `Refusal`, for a graph that is older than the last backward of the line, and whose weights were stepped.
     """
 
+    is_run_anew: bool = False
+    """As of a `Refusal`, of the leaf that was saved."""
     optimizers: tuple[Optimizer, ...] = ()
     """Where a step has written and the program has two optimizers, both PyTorch's own: these."""
 

@@ -226,6 +226,9 @@ class Refusal:
     apart: tuple[str, ...] | None = None
     """Known where these states are constants: none has a new value, and no optimizer has, and nothing has written, the
     leaves that they come from. The names that the program has for modules without these leaves, and other tensors."""
+    is_run_anew: bool = False
+    """Whether none has a new value, and nodes since the last backward of the line lead to leaves that they come from:
+    each turn runs the same module itself."""
     holders: tuple[Holder, ...] | None = None
     """As of a `Write`, for what was not written; so are `modules` and `calls`."""
     modules: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -138,6 +138,13 @@ def edges_into(roots: list[Node], boundary: int, is_wanted: Callable[[Node], boo
     """Return the edges that cross `boundary` and lead to a wanted node, such as a freed one."""
     edges = dict.fromkeys(edge for _, edge in crossing(roots, boundary))
     return [edge for edge in edges if any(map(is_wanted, graph.walk([edge.node])))]
+
+
+def leads_anew(roots: list[Node], boundary: int, keys: Collection[int | None]) -> bool:
+    """Return True if a node since `boundary` leads straight to a leaf with a storage of these keys."""
+    newer = (one for one in graph.walk(roots) if boundary <= one._sequence_nr() < graph.UNNUMBERED)
+    leaves = (getattr(leaf, "variable", None) for one in newer for leaf, _ in one.next_functions)
+    return any(isinstance(leaf, torch.Tensor) and storages.storage_key(leaf) in keys for leaf in leaves)
 
 
 def _node_of(value: Any) -> Any:

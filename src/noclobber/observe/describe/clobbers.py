@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import Node
 
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.events import Carried, Read, Save, Tensor, Via, Write
+from noclobber.model.seen.events import Read, Save, Tensor, Via, Write
 from noclobber.model.seen.overlap import overlap
 from noclobber.observe.core.seen import handles, unread_saves
 from noclobber.observe.core.seen.handles import Handle
@@ -148,20 +148,25 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
     read = read_of(backward, node.name() if node is not None else "")
     stepped = any(write.step for write in writes)
-    states, are_all = _carried(node, backward, memory) if stepped else ((), False)
     if stepped and backward.optimizers is None:
         backward.optimizers = optimizers(sys._getframe(1))
-    found = Clobber(save, writes, read, current, message, restored, carried=states, are_all_carried=are_all)
-    return replace(found, optimizers=backward.optimizers or ()) if stepped else found
+    found = Clobber(save, writes, read, current, message, restored)
+    if not stepped:
+        return found
+    return _with_carried(replace(found, optimizers=backward.optimizers or ()), key, node, backward, memory)
 
 
-def _carried(node: Node | None, backward: Backward, memory: Memory) -> tuple[tuple[Carried, ...], bool]:
-    """Return the states that led a backward to a node of an earlier iteration, whose weights a step has changed."""
+def _with_carried(found: Clobber, key: int | None, node: Node | None, backward: Backward, memory: Memory) -> Clobber:
+    """Return a clobber of stepped weights with the states that led the backward to a node of an earlier iteration."""
     _, boundary = memory.thread.boundaries.get(identity(backward.place), (None, 0))
     if node is None or not node._sequence_nr() < boundary:
-        return (), False
-    edges = carried_states.edges_into(graph.roots_of(backward.outputs), boundary, lambda one: one is node)
-    return carried_states.carried(edges, boundary, site_of(backward.place), sys._getframe(1), memory)[:2]
+        return found
+    roots = graph.roots_of(backward.outputs)
+    edges = carried_states.edges_into(roots, boundary, lambda one: one is node)
+    states, are_all, _ = carried_states.carried(edges, boundary, site_of(backward.place), sys._getframe(1), memory)
+    lasts = not any(one.is_renewed for one in states)
+    anew = lasts and carried_states.leads_anew(roots, boundary, (key,))
+    return replace(found, carried=states, are_all_carried=are_all, is_run_anew=anew)
 
 
 def _with_unseen(

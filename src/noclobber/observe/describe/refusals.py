@@ -255,12 +255,13 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     site = site_of(backward.place)
     found = carried_states.carried(edges, boundary, site, sys._getframe(1), memory) if is_state else none
     states, are_all, keys = found
-    apart = None
+    apart, is_anew = None, False
     if states and not any(one.is_renewed for one in states):
         leaves = optimizers.leaves_behind([edge.node for edge in edges])
         since = max(int(edge.node._sequence_nr()) for edge in edges)
         if not optimizers.have_changed(leaves, since, memory):
             apart = optimizers.names_apart(leaves, sys._getframe(1))
+        is_anew = carried_states.leads_anew(roots, boundary, set(map(storages.storage_key, leaves)))
     carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
     return Refusal(
         message,
@@ -275,6 +276,7 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
         carried=states,
         are_all_carried=are_all,
         apart=apart,
+        is_run_anew=is_anew,
         calls=calls_to(sys._getframe(1)) if apart is not None else (),
     )
 

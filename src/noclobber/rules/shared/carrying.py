@@ -12,8 +12,10 @@ from dataclasses import replace
 from types import CodeType
 
 from noclobber.model.reports.finding import Label, label_at
+from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.source import Site, Span
+from noclobber.model.units import listed
 from noclobber.syntax.assigning import Set, computes_from_itself, set_in
 from noclobber.syntax.names import (
     attributes,
@@ -72,6 +74,19 @@ def detached(one: Carried) -> str:
         return f"each tensor in `{one.name}`, where it is stored"
     value = f"tuple(part.detach() for part in {one.name})" if one.kind == "tuple" else f"{one.name}.detach()"
     return f"`{one.name} = {value}`"
+
+
+def constant(event: Refusal | Clobber) -> str:
+    """Return how to detach what the turns of a loop read, and compute again themselves; empty where there is none.
+
+    Whether that is a constant in the loop only the author knows.
+    """
+    is_known = event.is_run_anew and event.are_all_carried and event.carried
+    if not is_known or any(one.kind == "attribute" for one in event.carried):  # which may be a cached property
+        return ""
+    names = listed([f"`{one.name}`" for one in event.carried])
+    texts = listed([detached(one) for one in event.carried])
+    return f"detach {names} before the loop, if constant in it (a target, an old log-probability): {texts}"
 
 
 def notes(event: Refusal) -> list[str]:

@@ -9,7 +9,7 @@ from noclobber.model.reports.finding import PUT_BACK, Cure, Suggestion
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Write
 from noclobber.model.source import Site
-from noclobber.rules.shared.carrying import built_once
+from noclobber.rules.shared import carrying
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import node_in_words
 from noclobber.syntax.names import bound_by_loop, is_given, names_in
@@ -28,7 +28,7 @@ def situation(clobber: Clobber, write: Write) -> Situation:
     if step is None or read is None or not later(step, read):
         return "same pass"
     states = clobber.carried if clobber.are_all_carried else ()
-    return "built once" if built_once(read, save, states) else "carried"
+    return "built once" if carrying.built_once(read, save, states) else "carried"
 
 
 def step_note(clobber: Clobber, write: Write) -> str:
@@ -67,6 +67,8 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             "to the weights of its own optimizer with `inputs=`; optimizers that share weights need the forward again"
         )
         constant = "or, if its result is a constant in the loop (a target, an old log-probability), detach it there"
+        if first := carrying.constant(clobber):
+            return Suggestion(first, cure=Cure.CONSTANT), Suggestion(f"or {forward}")
         if _has_turns(write):
             return (Suggestion(later, cure=Cure.LATER), Suggestion(f"or {forward}"))
         return (Suggestion(forward), Suggestion(f"or {later}", cure=Cure.LATER), Suggestion(constant))
