@@ -22,7 +22,7 @@ def named(leaf):
 
 def step(*gradients, names=()):
     optimizer = ("SGD", [tuple(one.shape) for one in gradients], names)
-    return {"kind": "step", "optimizer": optimizer, "gradients": [sketch(one) for one in gradients]}
+    return {"kind": "step", "optimizer": optimizer, "gradients": [sketch(one) for one in gradients], "names": []}
 
 
 W, B = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0])

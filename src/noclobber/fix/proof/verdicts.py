@@ -34,6 +34,7 @@ from noclobber.fix.proof.derivatives import (
     without_gradients,
 )
 from noclobber.fix.proof.levels import Level, Verdict
+from noclobber.fix.proof.read_gradients import lines_reading
 from noclobber.fix.proof.trials import printed
 from noclobber.fix.proof.trials.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.trials.launcher import Launcher, Trial
@@ -238,7 +239,7 @@ class Prover:
             elif reference.result.ended is Ended.WELL and result.calls > reference.result.calls:
                 differences.append("the program then makes more backward calls")
             elif said := (
-                self._starved(stage, kind, found, result, patch)
+                self._used_otherwise(stage, compared, kind, found, result, patch)
                 or self._other_output(stage, kind, reference.result, result)
             ):
                 return Verdict(False, why=said, differs=True, result=result)
@@ -257,15 +258,32 @@ class Prover:
                 return Verdict(False, why=why, differs=True, result=result)
         return self._by_loss(evidence.read(self.search.evidence), found, result, codes)
 
-    def _starved(self, stage: Stage, kind: Kind, found: list[dict[str, Any]], result: Result, patch: Patch) -> str:
-        """Return in words which step gets another gradient, or none any more, because of what is cut off: only what is
-        carried from turn to turn may bring less, and a later step has no use for what others get.
+    def _used_otherwise(
+        self,
+        stage: Stage,
+        compared: comparison.Comparison,
+        kind: Kind,
+        found: list[dict[str, Any]],
+        result: Result,
+        patch: Patch,
+    ) -> str:
+        """Return in words which step gets another gradient, or none any more, because of what is cut off, or which line
+        of the program reads one: only what is carried from turn to turn may bring less, and a later step has no use for
+        what others get.
 
         A step that the patch makes below the last backward of a run comes before the next one.
         """
-        if kind not in ("step", "backward"):
+        is_cut = kind in ("step", "backward")
+        reference = stage.references.get("full" if is_cut else kind)
+        full = reference.events
+        if not (is_cut and stage.carries):
+            before, lines = lines_reading(stage.before, reference.result), lines_reading(patch, result)
+            if read := comparison.reads_differ(before.of(full), lines.of(found)):
+                return read
+            if (is_cut or compared.sums_differ) and (left := lines.unreached(found, result)):
+                return left
+        if not is_cut:
             return ""
-        full = stage.references.get("full").events
         if result.ended is Ended.LIMIT and comparison.has_fewer_steps(full, found):
             more = replace(self._order("watch", patch), backwards=self.calls + 1)
             found = evidence.read(self._launcher.run(more).evidence)

@@ -238,10 +238,11 @@ def _run_by(file: File, row: ast.stmt, inner: ast.stmt) -> tuple[list[ast.stmt],
         is_all &= not any(row in file.around(one) for one in left)
     elif isinstance(function, FUNCTION) and block is function.body:
         found = [called_by(file, one) for one in mentions(file, function.name)]
-        call = found[0] if len(found) == 1 and isinstance(row, (ast.Expr, ast.Assign)) else None
+        call = found[0] if len(found) == 1 else None
         of = file.class_of(function)
         is_all = (
             call is not None
+            and isinstance(row, (ast.Expr, ast.Assign))
             and row.value is call
             and not function.decorator_list
             and all(one is block[-1] for one in left)

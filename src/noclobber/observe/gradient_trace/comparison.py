@@ -49,6 +49,9 @@ class Comparison:
     displaced: int = 0
     """How many calls at the end were not compared: the runs make calls in another order, and the other run makes these
     later."""
+    sums_differ: bool = False
+    """Whether leaves may hold other sums of gradients between two steps: one got no gradient where `right` has one that
+    no step gets, or calls come in another order."""
 
     @property
     def of_loss(self) -> bool:
@@ -92,7 +95,7 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     if failed and len(calls) > compared == len(other_calls) and not same_loss(calls[compared]["roots"], failed):
         return Comparison(compared, exact, f"backward call {compared + 1}{_LOSS}")
     wrong = steps_differ(right, found, truncated)
-    return Comparison(compared - unmatched, exact, wrong, unmatched)
+    return Comparison(compared - unmatched, exact, wrong, unmatched, bool(unused or furthest))
 
 
 def without(attributes: frozenset[str], events: list[Event]) -> list[Event]:
@@ -297,6 +300,18 @@ def steps_differ(right: list[Event], found: list[Event], truncated: bool) -> str
     return ""
 
 
+def reads_differ(right: list[Event], found: list[Event]) -> str:
+    """Return in words of which leaf the program reads another gradient; empty where of none. Both are reads alone."""
+    read: dict[str, list[Seen]] = {}
+    for event in right:
+        read.setdefault(event["leaf"], []).append(event["gradient"])
+    for event in found:
+        left = read.get(event["leaf"])
+        if left and not _alike(left.pop(0), event["gradient"]):
+            return f"the program reads another gradient of `{_name(event['leaf'])}`"
+    return ""
+
+
 def has_fewer_steps(right: list[Event], found: list[Event]) -> bool:
     """Return True if some optimizer steps less often than in `right`."""
     steps = _steps(found)
@@ -349,7 +364,7 @@ def _stepped_after_calls(right: list[Event], found: list[Event]) -> list[set[str
         elif event["kind"] == "step" and left.get(key := _optimizer(event), 0):
             left[key] -= 1
             for names in after:
-                names.update(event["leaves"])
+                names.update(event["names"])
     return after
 
 

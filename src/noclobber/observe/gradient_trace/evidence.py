@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,12 +23,14 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.seen import handles
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
 from noclobber.observe.gradient_trace.right_gradients import Fresh
 from noclobber.observe.torch_api import private, required
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.frames import outward, passed_over
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.local_numbers import dense
@@ -55,7 +59,9 @@ Seen = torch.Tensor | Sketch | None
 """A tensor as it was recorded: a copy or a sketch. None where there was no tensor."""
 Event = dict[str, Any]
 """One event of a run. Its "kind" is "backward", "grad", "transform" (a gradient that torch.func has taken), "failed",
-"step", "stepped" or "end"; the other keys depend on the kind."""
+"step", "stepped", "read" (of the `.grad` of a leaf) or "end"; the other keys depend on the kind."""
+_MOST_READ = 1000
+"""How many reads of gradients are recorded."""
 _AT_ONCE = 1 << 22
 """How many numbers are converted to double precision at a time."""
 _WEIGHED = 1 << 16
@@ -115,7 +121,7 @@ class Evidence:
         self._made: list[weakref.ref[torch.nn.Module]] = []
         """Every module that holds anything, in the order in which the modules got their first content."""
         self._known: set[int] = set()
-        self._depth = 0
+        self._depth = self._reads = 0
         self._process = os.getpid()
         self._patches = Patches()
 
@@ -146,6 +152,10 @@ class Evidence:
             hook_stack.hook(register, self._registered)
         if self._fresh is not None:
             self._fresh.arm()
+        if self._wanted == "gradients":
+            whole: Any = vars(torch._C.TensorBase)["grad"]
+            getter = passed_over(lambda tensor: self._read(tensor, whole.__get__(tensor)))
+            self._patches.put(torch.Tensor, "grad", property(getter, whole.__set__, whole.__delete__, whole.__doc__))
         watch()
         self._wrap(self._ending)
 
@@ -325,16 +335,38 @@ class Evidence:
 
         return _engine_run_backward
 
+    def _read(self, leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Record that the program reads the gradient of a leaf, and on which line; not that an optimizer does."""
+        frames = outward(sys._getframe(2))
+        first = next(frames)
+        frame: FrameType | None = first
+        while frame is not None and owner_of(frame.f_code.co_filename) is not Owner.USER:
+            frame = next(frames, None)
+        reader = first.f_code.co_filename
+        is_aside = owner_of(reader) is Owner.NOCLOBBER or f"{os.sep}optim{os.sep}" in reader
+        if gradient is None or frame is None or is_aside or storages.storage_key(leaf) is None:
+            return gradient
+        if os.getpid() != self._process or self._reads >= _MOST_READ:
+            return gradient
+        memory = storages.storage_ref(leaf).cdata
+        name = next((name for name, (own, _) in self._named.items() if own.cdata == memory and not own.expired()), "")
+        if name:
+            self._reads += 1
+            with torch.no_grad():
+                at = (os.path.realpath(frame.f_code.co_filename), frame.f_lineno)
+                self.events.append({"kind": "read", "leaf": name, "at": at, "gradient": sketch(gradient)})
+        return gradient
+
     def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the gradients that an optimizer is about to step with."""
         if os.getpid() != self._process or self._wanted != "gradients":
             return
         parameters, named = self._stepped_by(optimizer)
         keys = {storages.storage_ref(one).cdata for one in parameters if storages.storage_key(one) is not None}
-        leaves = [name for name, (memory, _) in self._named.items() if memory.cdata in keys and not memory.expired()]
+        names = [name for name, (memory, _) in self._named.items() if memory.cdata in keys and not memory.expired()]
         with torch.no_grad():
             gradients = [sketch(parameter.grad) for parameter in parameters]
-            self.events.append({"kind": "step", "optimizer": named, "gradients": gradients, "leaves": leaves})
+            self.events.append({"kind": "step", "optimizer": named, "gradients": gradients, "names": names})
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the parameters and the optimizer's state after a step."""
