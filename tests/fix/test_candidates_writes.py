@@ -31,6 +31,10 @@ from tests.fix.mending import PATH, changes, finding, mended, span
         ("h.copy_(new(x))", "h = torch.empty_like(h).copy_(new(x))"),
         ("h.copy_(torch.randn(3))", "h = torch.empty_like(h).copy_(torch.randn(3))"),
         ("h.copy_(torch.randn(3, device=d))", "h = torch.randn(3, device=d)"),
+        ("h.copy_(self.rows[0])", "h = self.rows[0].clone()"),  # a later write would go into the rows
+        ("self.h.copy_(x)", "self.h = x.clone()"),
+        ("h[:] = x", "h = x.clone()"),
+        ("h.copy_(x.view(3))", "h = torch.empty_like(h).copy_(x.view(3))"),
         ("self.eps.normal_()", "self.eps = torch.randn_like(self.eps)"),
         ("h.zero_()", "h = torch.zeros_like(h)"),
         ("h.fill_(2)", "h = torch.full_like(h, 2)"),
@@ -48,8 +52,8 @@ def test_a_statement_is_written_out_of_place(write: str, right: str) -> None:
         ("fresh = torch.randn(3)", "h = torch.empty_like(h).copy_(fresh)"),
         ("a, fresh = noise(3), noise(3)", "h = torch.empty_like(h).copy_(fresh)"),
         ("a = torch.randn(3)\n    fresh = a.outer(a)", "h = torch.empty_like(h).copy_(fresh)"),
-        ("fresh = torch.randn(3, device=x.device)", "h = fresh"),
-        ("fresh = x.exp()\n    fresh = fresh + 1", "h = fresh"),
+        ("fresh = torch.randn(3, device=x.device)", "h = fresh.clone()"),
+        ("fresh = x.exp()\n    fresh = fresh + 1", "h = fresh.clone()"),
     ],
 )
 def test_what_was_made_on_no_device_in_particular_is_copied(made: str, right: str) -> None:

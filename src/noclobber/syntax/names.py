@@ -335,7 +335,7 @@ def gone_through(file: File, node: ast.AST, name: str) -> ast.expr | None:
 def made_of(names: set[str], rows: ast.AST) -> set[str]:
     """Some plain names, and all names that they are made of by the assignments and loops of a loop or function."""
     made = [(each, one.value) for one in walk(rows, ast.Assign) for each in one.targets]
-    made += [(one.target, one.iter) for one in walk(rows, ast.For, ast.AsyncFor)]
+    made += [(one.target, one.iter) for one in walk(rows, ast.For)]
     for _ in made:
         for target, value in made:
             if names_in(target) & names:

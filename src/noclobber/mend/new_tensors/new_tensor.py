@@ -25,7 +25,7 @@ from dataclasses import replace as replaced
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.flags import dropped
-from noclobber.mend.holders.holding import holds_alone, keeps_nothing, writes_through
+from noclobber.mend.holders.holding import holds_alone, is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import may_be_kept, place_written
 from noclobber.mend.holders.seen import are_over, holders_at, is_over, node_at
@@ -81,6 +81,7 @@ from noclobber.syntax.writes import (
     loses_write,
     out_of_place,
     seen,
+    value_of,
     write_at,
     write_in,
     written_by,
@@ -187,10 +188,9 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
         return
     name, texts = seen(file.source(held)), list[str]()
     if is_whole and isinstance(statement, ast.Assign):
-        value = file.source(statement.value)
-        texts = [value if _stays(file, statement.value, statement) else _filled_anew(name, value)]
+        texts = _copies(file, statement.value, statement, name)
     elif call is not None and call is call_of(statement):
-        texts = list(_new(write, call, name))
+        texts = _new(write, call, name)
     for text in texts:
         edit = replace(file, statement, f"{name} = {text}")
         gone, title = _cleared(write, name), f"bind `{name}` to a new tensor instead of filling the old one"
@@ -206,21 +206,38 @@ def _cleared(write: WriteSyntax, target: str) -> Edit | None:
     return remove(write.file, before[0]) if is_clear else None
 
 
-def _new(write: WriteSyntax, call: ast.Call, target: str) -> Iterator[str]:
+def _new(write: WriteSyntax, call: ast.Call, target: str) -> list[str]:
     file, op = write.file, called(call)
     texts = [file.source(one) for one in arguments(call)]
     if op == "copy_" and call.args:
-        if _stays(file, call.args[0], write.statement):
-            yield texts[0]
-            if isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript)):
-                yield f"{texts[0]}.clone()"
-        yield _filled_anew(target, texts[0])
-    elif op in _LIKE and not texts:
-        yield f"torch.{_LIKE[op]}({target})"
-    elif op == "fill_" and texts:
-        yield f"torch.full_like({target}, {texts[0]})"
-    elif op in RANDOM_FILLS:
-        yield f"torch.empty_like({target}).{op}({', '.join(texts)})"
+        return _copies(file, call.args[0], write.statement, target)
+    if op in _LIKE and not texts:
+        return [f"torch.{_LIKE[op]}({target})"]
+    if op == "fill_" and texts:
+        return [f"torch.full_like({target}, {texts[0]})"]
+    return [f"torch.empty_like({target}).{op}({', '.join(texts)})"] if op in RANDOM_FILLS else []
+
+
+def _copies(file: File, value: ast.expr, at: ast.stmt, target: str) -> list[str]:
+    """New tensors in the place of a `target` that a value is copied into: the value itself only if nothing else holds
+    it, as what is written later would be written there, too."""
+    text, filled = file.source(value), _filled_anew(target, file.source(value))
+    if not _stays(file, value, at):
+        return [filled]
+    if is_new(file, value):
+        return [text, filled]
+    return [f"{text}.clone()", filled] if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)) else [filled]
+
+
+def value_anew(write: WriteSyntax) -> str:
+    """The new value of all that is written, as an expression for a tensor that nothing else holds; empty where the text
+    has none."""
+    row, call = write.statement, write.call
+    copied = row.value if isinstance(row, ast.Assign) else call.args[0] if call is not None and call.args else None
+    is_copy = call is None or called(call) == "copy_"
+    text = value_of(write)
+    is_held = is_copy and text and copied is not None and not is_new(write.file, copied)
+    return _filled_anew(write.name, text) if is_held else text
 
 
 def _stays(file: File, value: ast.expr, at: ast.AST) -> bool:

@@ -17,7 +17,7 @@ from noclobber.mend.holders.giving import given_for
 from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another, writes_through
 from noclobber.mend.holders.placing import may_be_kept
 from noclobber.mend.holders.seen import hold_alone, holders_at, is_of, node_at
-from noclobber.mend.new_tensors.new_tensor import with_those_refused_next
+from noclobber.mend.new_tensors.new_tensor import value_anew, with_those_refused_next
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.operators import SPLITS
@@ -171,7 +171,7 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
     file, loop = write.file, loop_of(write)
     if loop is None or loop.orelse or file.indent(loop) is None or file.indent(loop.body[0]) is None:
         return
-    pair, value = iterated(loop, dotted(write.base)), value_of(write)
+    pair, value = iterated(loop, dotted(write.base)), value_of(write) if stacked else value_anew(write)
     if loop.body != [write.statement] or pair is None or not value:
         return
     header = f"for {file.source(loop.target)} in {_as_long(file, loop) if stacked else file.source(loop.iter)}"
@@ -249,7 +249,7 @@ def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
 def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
     """`for one in (a, b): one.relu_()` as `a, b = a.relu(), b.relu()`. Sound where these names, and the variable of the
     loop, alone hold what is written."""
-    file, loop, value = write.file, loop_of(write), value_of(write)
+    file, loop, value = write.file, loop_of(write), value_anew(write)
     whole = loop.iter if loop is not None and dotted(loop.target) == write.name else None
     if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or not isinstance(loop.target, ast.Name):
         return
