@@ -201,6 +201,7 @@ def _prepared() -> Callable[[int], NoReturn]:
         pass
     launcher._spawned = spawned
     source._owners[__file__] = source.Owner.LIBRARY  # its frames are none of the program's
+    tempfile.tempdir = None  # a program may have another `TMPDIR`
     gc.collect()
     gc.freeze()
     holders.frozen = gc.get_freeze_count()  # none of these holds a tensor of a program

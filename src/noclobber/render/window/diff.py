@@ -16,6 +16,9 @@ from noclobber.render.window.snippet import CONTINUES, Frame, Row
 MOST_LINES = 10_000
 """An edit of more lines is not one of ours (a damaged report), and not worth the memory."""
 
+MOST_KEPT = 2
+"""Lines between two changes that are shown; of more, there are points in their place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -117,8 +120,8 @@ def rows(found: list[Change], path: str | None, frame: Frame) -> Iterable[Row]:
                 yield frame.bar()
             yield [("gutter", f"{' ' * frame.gutter}::: "), ("", place_of_line(change.path, change.line))]
             yield frame.bar()
-        elif previous and change.line > previous.line + max(len(previous.removed), 1):
-            yield [("gutter", CONTINUES)]
+        elif previous:
+            yield from _kept(previous, change, frame)
         previous = change
         same = _same(change)
         for sign, number, text in change.rows():
@@ -126,6 +129,18 @@ def rows(found: list[Change], path: str | None, frame: Frame) -> Iterable[Row]:
             piece = fit(line, *line.cells_of(same, same + 1), frame.room)
             style = "removed" if sign == "-" else "added"
             yield [frame.number(number or "", ""), (style, f"{sign} {piece.text}")]
+
+
+def _kept(one: Change, other: Change, frame: Frame) -> Iterator[Row]:
+    """The lines between two changes where they are few, so that a line which moves past one is seen to move."""
+    numbers = range(one.line + len(one.removed), other.line)
+    texts = [source_line(other.path, number) for number in numbers[: MOST_KEPT + 1]]
+    if numbers and (len(numbers) > MOST_KEPT or not any(map(str.strip, texts))):
+        yield [("gutter", CONTINUES)]
+        return
+    for number, text in zip(numbers, texts, strict=True):
+        piece = fit(lay_out(text), 0, 0, frame.room)
+        yield [frame.number(number + other.after - other.line, ""), ("", f"  {piece.text}")]
 
 
 def _same(change: Change) -> int:
