@@ -174,6 +174,14 @@ def data_replaced_between_steps():
     return [w.detach().clone(), w.grad]
 
 
+def data_assigned_to_what_has_it():
+    w = nn.Parameter(torch.ones(3))
+    loss = (w.exp() * w).sum()
+    w.data = w.data.float()
+    loss.backward()
+    return [w.grad]
+
+
 def silently_wrong_data_assignment():
     w = torch.ones(3, requires_grad=True)
     loss = (w**2).sum()
@@ -216,6 +224,7 @@ RIGHT = [
     sparse_embedding,
     threads,
     data_replaced_between_steps,
+    data_assigned_to_what_has_it,
     gradient_accumulation_with_clipping,
 ]
 SILENT = [silently_wrong_data_assignment, silently_wrong_data_write]

@@ -29,6 +29,7 @@ from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import frame_above, passed_over
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
+from noclobber.observe.witness.layout import geometry
 
 _ASSIGNED = Written("data=", (), True)
 _SWAPPED = Written("swap_tensors", (), True)
@@ -156,13 +157,15 @@ def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor
     PyTorch keeps the TensorImpl of an input, so backward reads the new bytes. The save of an output keeps the old ones.
     """
     key = storages.storage_key(tensor) if context.thread.watched else None
+    elsewhere = storages.storage_key(value) if isinstance(value, torch.Tensor) else None
+    if key is not None and elsewhere == key and geometry(value) == geometry(tensor):
+        return []  # `w.data = w.data.float()`: the same bytes
     if key is not None:
         for look in context.unseen:
             look(_ASSIGNED, tensor, key, sys._getframe(1))
     there = context.live.at(key) if key else []
     note_base(there, tensor)
     compare(context.contents, there)  # they share the version of writes to other memory from now on
-    elsewhere = storages.storage_key(value) if isinstance(value, torch.Tensor) else None
     if context.contents is not None and key is not None and elsewhere is not None:
         context.contents.moves(key, storages.storage(tensor))
         context.contents.moves(elsewhere, storages.storage(value))
