@@ -538,8 +538,9 @@ for _ in range(2):
 """
 
 
-def test_a_part_is_right_though_another_silent_write_still_spoils_the_gradient(bench):
-    it = bench(REFILLED)
+@pytest.mark.parametrize("end", ["", "    print(net.weight.grad.norm().item())\n"])
+def test_a_part_is_right_though_another_silent_write_still_spoils_the_gradient(bench, end):
+    it = bench(REFILLED + end)
     first, second = ("x.data.copy_(torch.randn(4, 2))", "x = torch.randn(4, 2)"), ("net(x), y)", "net(x), y.clone())")
     found = [it.judged(one) for one in (first, second)]
     assert sum(one.right and not one.clean for one in found) == 1  # the other one is not about the first finding

@@ -167,16 +167,17 @@ class Prover:
     def _judged(self, result: Result, patch: Patch, way: Way) -> Verdict:
         """Compare with what was found so far, step by step; the verdict is the least sure one."""
         unread = scratch.unread(patch, result.files)
-        # What is left to fix, and raises nothing, spoils gradients too: they are compared with it kept from that.
+        # What is left to fix, and raises nothing, spoils gradients too, and what is printed of them: all is compared
+        # with it kept from that.
         spoilt = any(isinstance(one.event, Clobber) and one.event.message is None for one in result.findings)
         kept = self._launcher.run(self._order("reference", patch)) if spoilt else result
         found = comparison.without(unread, evidence.read(kept.evidence))
         if not result.findings and not self._ends_as_before(result):
             return Verdict(False, why=result.failure, result=result)
-        verdicts = []
+        verdicts, shown = [], replace(kept, report=result.report)
         alone = Alone(self._launcher, replace(self._order("bare", patch), double=True), unread)
         for stage in self._stages:
-            verdicts.append(self._at(stage, found, result, alone, patch, way))
+            verdicts.append(replace(self._at(stage, found, shown, alone, patch, way), result=result))
             if not verdicts[-1].right:
                 return verdicts[-1]
         least = max(verdicts, key=lambda one: list(Level).index(one.level))

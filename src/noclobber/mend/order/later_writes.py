@@ -45,6 +45,7 @@ from noclobber.syntax.names import (
     names_used,
     own_names,
     owner,
+    unindexed,
     values,
 )
 from noclobber.syntax.tree import (
@@ -292,14 +293,19 @@ def _is_backward(file: File, call: ast.Call, is_own: IsOwn) -> bool:
     """
     name, loss = called(call), owner(call)
     if name == "zero_grad":
-        return bool(dotted(loss)) and all(isinstance(one.value, ast.Constant) for one in call.keywords)
+        return _is_named(loss) and all(isinstance(one.value, ast.Constant) for one in call.keywords)
     if name != "backward" or loss is None or call.args:
         return False
     if any(one.arg not in ("retain_graph", "create_graph", "inputs") for one in call.keywords):
         return False
     if called(loss) == "scale" and isinstance(loss, ast.Call) and len(loss.args) == 1:
         loss = loss.args[0]
-    return bool(dotted(loss)) or _reads_own(file, loss, is_own)
+    return _is_named(loss) or _reads_own(file, loss, is_own)
+
+
+def _is_named(node: ast.expr | None) -> bool:
+    """`self.opt`, `opts["critic"]`: what is there already."""
+    return node is not None and bool(dotted(unindexed(node))) and next(walk(node, ast.Call), None) is None
 
 
 def _tells(file: File, call: ast.Call, is_own: IsOwn) -> bool:
