@@ -170,6 +170,8 @@ class Read:
     node: str
     site: Site | None = None
     call: Literal["backward", "grad", "access"] = "backward"
+    calls: tuple[Site, ...] = ()
+    """As of a `Write`, where a step has written what it reads."""
 
 
 @dataclass(frozen=True, slots=True)

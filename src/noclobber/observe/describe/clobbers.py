@@ -20,6 +20,7 @@ from noclobber.observe.core.seen.records import Backward, Record, in_second_run,
 from noclobber.observe.core.seen.sites import Place, identity, site_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import carried_states, torch_messages
+from noclobber.observe.describe.called import calls_to
 from noclobber.observe.describe.optimizers import optimizers
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import graph
@@ -146,8 +147,9 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     else:
         writes = _with_unseen(writes, handle, _made_by(node, save), save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
-    read = read_of(backward, node.name() if node is not None else "")
     stepped = any(write.step for write in writes)
+    read = read_of(backward, node.name() if node is not None else "")
+    read = replace(read, calls=calls_to(backward.frame)) if stepped else read
     if stepped and backward.optimizers is None:
         backward.optimizers = optimizers(sys._getframe(1))
     found = Clobber(save, writes, read, current, message, restored)

@@ -22,13 +22,22 @@ def situation(clobber: Clobber, write: Write) -> Situation:
     """How the step came between save and read.
 
     Where the source has the read before the step, a loop went round between them: the graph is one of an earlier
-    iteration, "built once" where that was before the loop, else "carried".
+    iteration, "built once" where that was before the loop, else "carried". Or a function was called twice.
     """
     step, read, save = line_to_show(write), clobber.read.site, clobber.save.site
-    if step is None or read is None or not later(step, read):
+    if step is None or read is None or not later(step, read) or called_twice(clobber, write):
         return "same pass"
     states = clobber.carried if clobber.are_all_carried else ()
     return "built once" if carrying.built_once(read, save, states) else "carried"
+
+
+def called_twice(clobber: Clobber, write: Write) -> tuple[int, int] | None:
+    """The lines of one function that make the call which steps, and below it the call which goes backward."""
+    pairs = zip(write.calls[:-1], clobber.read.calls[:-1], strict=False)
+    one, other = next(((one, other) for one, other in pairs if one != other), (None, None))
+    if one is None or other is None or one.code is not other.code or one.lasti >= other.lasti:
+        return None
+    return (one.line, other.line) if one.line < other.line else None
 
 
 def step_note(clobber: Clobber, write: Write) -> str:
@@ -72,6 +81,14 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         if _has_turns(write):
             return (Suggestion(later, cure=Cure.LATER), Suggestion(f"or {forward}"))
         return (Suggestion(forward), Suggestion(f"or {later}", cure=Cure.LATER), Suggestion(constant))
+    detach = "or detach what should not receive this gradient: `t.detach()` before it enters this loss"
+    if lines := called_twice(clobber, write):
+        calls = "the call on line {} steps, that on line {} goes backward".format(*lines)
+        apart = (
+            f"run every backward before the steps: {calls}; make the later call first, where the other then zeroes its"
+        )
+        again = f"or run the forward again after line {lines[0]}, so that this backward reads the new weights"
+        return (Suggestion(f"{apart} gradients", cure=Cure.LATER), Suggestion(again), Suggestion(detach))
     once = "sum the losses, call `backward` once and step once: `(first + second).backward()`"
     return (
         *[Suggestion(once)] * _steps_again(clobber, write),
@@ -81,7 +98,7 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             cure=Cure.LATER,
         ),
         Suggestion("or run the forward again after the step, so that this backward reads the new weights"),
-        Suggestion("or detach what should not receive this gradient: `t.detach()` before it enters this loss"),
+        Suggestion(detach),
     )
 
 
