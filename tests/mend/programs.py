@@ -80,6 +80,12 @@ def _of_product(x, w, gradient):
     return [gradient @ w.T, x.T @ gradient]
 
 
+def _by_two_steps_and_lengths(x, w):
+    """The gradient of `x` in two turns of a layer, and its weights, each row brought back to length one."""
+    first = F.normalize(w - 0.1 * x.sum(0), dim=1)
+    return [(w + first).sum(0).expand(3, 4), F.normalize(first - 0.1 * x.sum(0), dim=1)]
+
+
 def _of_first_column(x, w):
     """The gradients of the sum of the first column of `x @ w`."""
     first = torch.eye(w.shape[1], dtype=w.dtype)[:1]
@@ -2621,6 +2627,21 @@ def run():
 """,
         lambda x, w: [x.clamp(-0.5, 0.5), w.clamp(-0.5, 0.5)],
     ),
+    "weights brought back to length one below a step": (
+        """
+net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+net.weight = nn.Parameter(w.detach().clone())
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def run():
+    for _ in range(2):
+        opt.zero_grad()
+        net(x).sum().backward()
+        opt.step()
+        net.weight /= net.weight.norm(dim=1, keepdim=True)
+    w.grad = net.weight.detach().clone()
+""",
+        lambda x, w: _by_two_steps_and_lengths(x, w),
+    ),
     "a value that overlaps what it is written to": (
         """
 def run():
@@ -3588,6 +3609,12 @@ def run():
     step(state, False).backward()
     step(State(x.sum(0)), True)
     kept[0].square().sum().backward()
+""",
+    "weights brought to length one before a loss of them": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+def run():
+    net.weight /= net.weight.norm(dim=1, keepdim=True)
+    net(x @ w).square().sum().backward()
 """,
     "a result that is filled through a detached name, and read again": """
 def run():

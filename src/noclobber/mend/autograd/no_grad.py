@@ -3,11 +3,12 @@
 Sound if PyTorch refuses the write because the tensor requires a gradient: the program stopped there, so only the values
 that the statement computes have to stay the same. A write is an update, and not a part of the function, if its value
 consists only of gradients, numbers and plain arithmetic: no gradient could flow through that but to the weight itself,
-as where that decays. What the function has computed under `no_grad` may be added to what one name alone holds. No
-update is what a custom Function writes, what a later backward has saved, what is a part of an expanded leaf, and what
-may be meant as a new tensor, such as the first weights of an inner loop by another name. Neighbouring statements of the
-same kind are put there too, because PyTorch would refuse them next. So is the whole of a loop that steps weights by
-hand in several statements, where the value was seen to carry no gradient.
+as where that decays. So is what is made of the weight alone below the step of an optimizer. What the function has
+computed under `no_grad` may be added to what one name alone holds. No update is what a custom Function writes, what a
+later backward has saved, what is a part of an expanded leaf, and what may be meant as a new tensor, such as the first
+weights of an inner loop by another name. Neighbouring statements of the same kind are put there too, because PyTorch
+would refuse them next. So is the whole of a loop that steps weights by hand in several statements, where the value was
+seen to carry no gradient.
 
 Tried is any write of a weight, of a `.grad`, or of mere numbers, whose value does not come from a call that may give a
 tracked tensor: that gradient would be lost.
@@ -45,6 +46,7 @@ from noclobber.syntax.names import (
     last_name,
     mentioned,
     names_in,
+    optimizer_of,
     owner,
     parameters,
     returned,
@@ -73,7 +75,9 @@ def under_mode(scene: Scene) -> Iterator[Change]:
             continue
         if rows := _sound_rows(scene, write):
             yield Change(_TITLE, under_no_grad(file, rows), 0, Cure.NO_GRAD, is_sound=True)
-        if not _may_be_update(write, scene.kind) or _is_tracked(write):
+        event = scene.finding.event
+        of_itself = isinstance(event, Refusal) and event.of_itself
+        if not _may_be_update(write, scene.kind) or (_is_tracked(write) and not of_itself):
             continue
         likely = scene.is_leaf or (scene.code == "NC304" and scene.kind == "parameter")
         more = 0 if likely else LAST_RESORT
@@ -107,6 +111,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if _is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
         return []
     is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
+    is_update |= carries and is_weight and _follows_step(file, found)
     if not (is_update or (is_weight and (is_average(found) or of_constants))):
         return []
 
@@ -260,6 +265,12 @@ def _shifts(file: File, write: ast.stmt) -> bool:
     bound = [[file.statement(each) for each in uses(scope, one.id, ast.Store)] for one in walk(write.value, ast.Name)]
     plain = next(walk(write.value, ast.Call, ast.Attribute, ast.Subscript), None) is None
     return plain and bool(bound) and all(rows and all(_is_constant(file, row) for row in rows) for rows in bound)
+
+
+def _follows_step(file: File, write: ast.stmt) -> bool:
+    """`w /= w.norm()` below `optimizer.step()`: whether weights are brought back to where they belong after a step."""
+    rows = file.block(write)
+    return any(optimizer_of(row) for row in rows[: rows.index(write)])
 
 
 def _is_awaited(file: File, write: ast.stmt) -> bool:
