@@ -80,6 +80,13 @@ def _of_product(x, w, gradient):
     return [gradient @ w.T, x.T @ gradient]
 
 
+def _of_two_halves(x, w):
+    """The gradients of tanh of twice the left half of `x @ w` times tanh of its right half, by hand."""
+    h = (x @ w).detach()
+    a, b = (2 * h[:, :2]).tanh(), h[:, 2:].tanh()
+    return _of_product(x, w, torch.cat((2 * b * (1 - a * a), a * (1 - b * b)), dim=1))
+
+
 def _by_two_steps_and_lengths(x, w):
     """The gradient of `x` in two turns of a layer, and its weights, each row brought back to length one."""
     first = F.normalize(w - 0.1 * x.sum(0), dim=1)
@@ -2626,6 +2633,16 @@ def run():
         one.grad = one.detach().clone()
 """,
         lambda x, w: [x.clamp(-0.5, 0.5), w.clamp(-0.5, 0.5)],
+    ),
+    "a part that is bound anew with the others below the write": (
+        """
+def run():
+    a, b = (x @ w).chunk(2, dim=1)
+    a *= 2
+    a, b = map(torch.tanh, (a, b))
+    (a * b).sum().backward()
+""",
+        lambda x, w: _of_two_halves(x, w),
     ),
     "weights brought back to length one below a step": (
         """

@@ -107,7 +107,9 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
     """Return True if, by the source, the name holds what its own scope has bound it to, and what that may also be bound
     to, beside some names, is not read again after the node `at`: other runs of the line may see another tensor than
     those looked at."""
-    bound = [one for one in uses(file.scope(write), name, ast.Store, ast.Del) if file.statement(one) is not write]
+    stored, loops = uses(file.scope(write), name, ast.Store, ast.Del), set(file.loops(write))
+    bound = [one for one in stored if starts(one) < starts(write) or not loops.isdisjoint(file.around(one))]
+    bound = [one for one in bound if file.statement(one) is not write]
     if name in parameters(file.scope(write)) and _binding(file, name, write) is None:
         if not _is_given_alone(file, name, file.scope(write)):
             return False
