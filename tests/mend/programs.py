@@ -681,6 +681,20 @@ def run():
     hard(out)
     loss.backward()
 """,
+    "what an object works on as an array": """
+class Preview:
+    def __call__(self, given):
+        array = given.detach().numpy()
+        array -= array.min()
+        return array.max()
+
+def run():
+    show = Preview()
+    out = torch.sigmoid(x @ w)
+    loss = F.mse_loss(out, torch.zeros_like(out))
+    show(out)
+    loss.backward()
+""",
     "what a function works on as an array": """
 def preview(array):
     array -= array.min()
@@ -2380,6 +2394,21 @@ damped = Damped()
 
 def run():
     damped(x @ w).square().sum().backward()
+""",
+        _damped,
+    ),
+    "a gradient that a hook scales, which a function has made": (
+        """
+def by(share):
+    def damp(g):
+        g.mul_(share)
+        return g
+    return damp
+def run():
+    h = x @ w
+    f, s = h.cos(), h.sin()
+    s.register_hook(by(0.5))
+    (f + s).square().sum().backward()
 """,
         _damped,
     ),
@@ -4183,6 +4212,21 @@ def run():
     h = x @ w
     f, s = h.cos(), h.sin()
     s.register_hook(damp)
+    (f + s).square().sum().backward()
+""",
+    "a gradient that a hook scales, which a function has made and kept": """
+made = []
+def by(share):
+    def damp(g):
+        g.mul_(share)
+        return g
+    made.append(damp)
+    return damp
+
+def run():
+    h = x @ w
+    f, s = h.cos(), h.sin()
+    s.register_hook(by(0.5))
     (f + s).square().sum().backward()
 """,
     "a gradient that a hook scales, or else leaves": """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from noclobber.syntax.names import called, called_by, has_stars, mentioned
+from noclobber.syntax.names import Name, bindings, called, called_by, has_stars, mentioned
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope
 
 
@@ -27,12 +27,29 @@ def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
     calls of `__init__` are those of its class."""
     if not isinstance(function, FUNCTION) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
         return []
-    around = file.class_of(function) if function.name == "__init__" else None
-    given = [given_by(file, one, name, function) for one in mentioned(file, (around or function).name)]
+    of = file.class_of(function)
+    if of is not None and function.name == "__call__":
+        named = _objects(file, of)
+    else:
+        named = mentioned(file, of.name if of is not None and function.name == "__init__" else function.name)
+    given = [given_by(file, one, name, function) for one in named]
     return [one for one in given if one is not None] if None not in given else []
 
 
-_CALLED_BY_OTHERS = ("forward", "backward", "__call__")
+_CALLED_BY_OTHERS = ("forward", "backward")
+
+
+def _objects(file: File, of: ast.ClassDef) -> list[Name]:
+    """Where a file mentions the objects of a class; nothing unless each is bound to a variable that is bound once."""
+    found = list[Name]()
+    for one in mentioned(file, of.name):
+        made = called_by(file, one)
+        row = file.above[made] if made is not None else None
+        target = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
+        if not isinstance(target, ast.Name) or len(bindings(file, file.scope(target), target.id)) != 1:
+            return []
+        found += mentioned(file, target.id)
+    return found
 
 
 def run_by(call: ast.Call) -> ast.expr:

@@ -27,6 +27,7 @@ from noclobber.syntax.names import (
     bindings,
     call_of,
     called,
+    called_by,
     calls,
     is_read_again,
     last_name,
@@ -166,10 +167,13 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
 
 def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
     """Return True if a node stands in what the file gives `register_hook`, or `saved_tensors_hooks` to unpack with, and
-    mentions nowhere else."""
+    mentions nowhere else: a function, or one that such a call returns."""
     scope = file.scope(node)
     name = scope.name if isinstance(scope, FUNCTION) else ""
-    given = [scope] if isinstance(scope, ast.Lambda) else mentions(file, name) if name else []
+    given: list[ast.expr] = [scope] if isinstance(scope, ast.Lambda) else [*mentions(file, name)] if name else []
+    maker = file.scope(scope)
+    if isinstance(maker, FUNCTION) and [type(file.above[one]) for one in given] == [ast.Return]:
+        given = [called_by(file, one) or one for one in mentions(file, maker.name)]
     is_one_of_several = hooks == "register_hook" and len(calls(file.tree, hooks)) != len(given)
     if is_one_of_several or any(one.name == hooks for one in functions(file.tree)):
         return False  # another hook may keep the same gradient; and a method of the file may do anything
