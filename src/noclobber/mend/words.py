@@ -19,7 +19,7 @@ from noclobber.rules.shared.labels import later, same_line
 from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
 from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable, write_of
-from noclobber.syntax.names import called, dotted, is_read_again, keyword
+from noclobber.syntax.names import called, calls, dotted, gone_through, is_read_again, keyword
 from noclobber.syntax.writes import Form, WriteSyntax, is_number, mask_of, seen, viewed_by, writes_for_caller
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
@@ -197,10 +197,10 @@ class _Words:
         if op in _WHOLE:
             return self._of_whole()
         if by_iteration(text):
-            words = (
-                "collect the new tensors in a list and use that list: assigning to the loop variable changes nothing "
-            )
-            return Suggestion(f"{words}outside of the loop", cure=Cure.OUT_OF_PLACE)
+            whole = gone_through(text.file, text.statement, text.name)
+            is_dict = whole is not None and calls(whole, "items", "values") != []
+            words = f"collect the new tensors in a {'dict' if is_dict else 'list'} and use that: assigning to the loop "
+            return Suggestion(f"{words}variable changes nothing outside of the loop", cure=Cure.OUT_OF_PLACE)
         if text.call is not None and keyword(text.call, "out") is not None:
             words = f"call `{called(text.call)}` without `out=`, which makes a new tensor"
             return Suggestion(f"{words}, or give it another one to fill each time", cure=Cure.OUT_OF_PLACE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -66,15 +67,19 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
         elif (best is None or _is_output(best.text)) and isinstance(value, torch.Tensor) and _is_shown(held):
             if value is tensor or (where is not None and is_on(value) and _place(value) == where):
                 is_parameter = isinstance(value, torch.nn.Parameter)
-                best = Name(label, "parameter" if is_parameter else "tensor", "." in label and _is_in_graph(value))
+                is_state = held.kind == "attribute" and _is_in_graph(value)
+                best = Name(label, "parameter" if is_parameter else "tensor", is_state)
             elif is_on(_gradient(value)):
                 best = Name(f"{label}.grad", "tensor")
     return best
 
 
 def _is_shown(held: Held) -> bool:
-    """Return True for a variable, and for an attribute of what a variable holds."""
-    return held.kind == "name" or (held.kind == "attribute" and held.name.count(".") == 1 and "[" not in held.name)
+    """Return True for a variable, an attribute or item of what it holds, and an item of an attribute of `self`."""
+    return held.kind == "name" or bool(_SHORT.fullmatch(held.name))
+
+
+_SHORT = re.compile(r"\w+\.\w+|(self\.)?\w+\[[^\[\]]*\]")
 
 
 def _is_output(label: str) -> bool:
