@@ -197,8 +197,8 @@ class _Words:
         if op in _WHOLE:
             return self._of_whole()
         if by_iteration(text):
-            whole = gone_through(text.file, text.statement, text.name)
-            is_dict = whole is not None and calls(whole, "items", "values") != []
+            over = gone_through(text.file, text.statement, text.name)
+            is_dict = over is not None and calls(over, "items", "values") != []
             words = f"collect the new tensors in a {'dict' if is_dict else 'list'} and use that: assigning to the loop "
             return Suggestion(f"{words}variable changes nothing outside of the loop", cure=Cure.OUT_OF_PLACE)
         if text.call is not None and keyword(text.call, "out") is not None:
