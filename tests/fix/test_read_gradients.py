@@ -64,6 +64,10 @@ def test_gradients_that_nothing_looks_at_may_be_left_out(bench, used):
     [
         ({"after": "print(trunk[0].weight.grad.norm())"}, "reads another gradient of `trunk.0.weight`"),
         ({"after": "seen.append([p.grad.norm() for p in trunk.parameters()])"}, "reads another gradient of `trunk."),
+        (
+            {"after": "seen.append([getattr(p, 'grad') for p in trunk.parameters()])"},
+            "reads another gradient of `trunk.",
+        ),
         ({"after": "torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"}, "reads another gradient of `trunk."),
         ({"after": "if turn > 3: torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"}, "line 19 reads gradients"),
         ({"end": "seen.append(trunk[0].weight.grad.norm())"}, "line 21 reads gradients"),

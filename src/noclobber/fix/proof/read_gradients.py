@@ -59,10 +59,12 @@ def lines_reading(patch: Patch, result: Result) -> Lines:
 
 
 def _reads(file: File, node: ast.expr) -> bool:
-    """Return True for `p.grad` that is neither set, nor set to zero, nor only asked for whether it is there; and for
-    what clips gradients."""
+    """Return True for `p.grad` that is neither set, nor set to zero, nor only asked for whether it is there; for
+    `getattr(p, "grad")`, and for what clips gradients."""
     if isinstance(node, ast.Call):
         return any(word in called(node) for word in _CLIPPING)
+    if isinstance(node, ast.Constant):
+        return node.value == "grad"
     above = file.above[node]
     if (
         not isinstance(node, ast.Attribute)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     """What an optimizer is known by: its class, the shapes of its parameters, and their names."""
     _Steps = dict[_Optimizer, list[list[Seen]]]
     """What was recorded at each step, by optimizer."""
-    _Around = tuple[dict[str, Sketch], dict[str, Sketch], list[Seen], bool, set[str], set[str], set[str]]
-    """What leaves held, by name, in the calls before of each run, and what optimizers left at their last steps; whether
-    another call follows; and the names of leaves: those that held something else in an earlier call, those that an
-    optimizer steps after the call, and those whose gradients no step got in an earlier call."""
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """The largest difference between equal gradients, relative to their largest magnitude. Gradients differ that much if
@@ -36,6 +32,24 @@ _AHEAD = 3
 
 
 _LOSS = ": the loss differs"
+
+
+class _Around(NamedTuple):
+    """What is known beside a call: of both runs, by the names of leaves."""
+
+    in_right: dict[str, Sketch]
+    """What leaves held in the calls before, and so `in_found`."""
+    in_found: dict[str, Sketch]
+    stepped: list[Seen]
+    """What optimizers left at their last steps."""
+    follows: bool
+    """Whether another call follows."""
+    later: set[str]
+    """The leaves that an optimizer steps after the call."""
+    changed: set[str]
+    """The leaves that held something else in an earlier call: a call adds to them. So it does to those `unused`, whose
+    gradients no step got."""
+    unused: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +92,8 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
         for index in [number] * (number in left) + near:
             follows = max(index, number) + 1 < compared
             held = _held(calls[:index]), _held(other_calls[:number])
-            same = _same_call(
-                calls[index], other, truncated, (*held, stepped[index], follows, changed, later[index], unused)
-            )
+            around = _Around(*held, stepped[index], follows, later[index], changed, unused)
+            same = _same_call(calls[index], other, truncated, around)
             if not isinstance(same, str):
                 left.remove(index)
                 exact &= same
@@ -439,27 +452,27 @@ def _pair_named(right: list[_Leaf], found: list[_Leaf], truncated: bool, around:
     if "" in wanted or "" in got or len(wanted) < len(right) or len(got) < len(found):
         return None
     exact, moved, thrown_away = True, set[str](), set[str]()
-    in_right, in_found, stepped, follows, changed, later, unused = around
+    in_right = around.in_right
     for name in wanted.keys() | got.keys():
         (leaf, gradient), (other, its) = wanted.get(name, (None, None)), got.get(name, (None, None))
         if leaf is None or other is None:
             if truncated and _is_zero(gradient) and _is_zero(its):
                 continue
-            if other is not None or name not in later | unused:
+            if other is not None or name not in around.later | around.unused:
                 return None
             thrown_away.add(name)
             continue
         same = _same(gradient, its)
-        before = [held[name] for held in (in_right, in_found) if name in held]
+        before = [held[name] for held in (in_right, around.in_found) if name in held]
         if same is None or leaf[:2] != other[:2]:
             return None
-        if name in in_right and not any(_alike(one, other) for one in (leaf, *before, *stepped)):
-            if not (follows or name in changed):
+        if name in in_right and not any(_alike(one, other) for one in (leaf, *before, *around.stepped)):
+            if not (around.follows or name in around.changed):
                 return None
             moved.add(name)
         exact &= same
-    changed |= moved
-    unused |= thrown_away
+    around.changed.update(moved)
+    around.unused.update(thrown_away)
     return exact
 
 
