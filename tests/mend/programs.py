@@ -1093,13 +1093,13 @@ def run():
 """,
     "weights that move before gradients of an optimizer in a dict are zeroed": """
 net = nn.Linear(4, 4, dtype=torch.float64)
-opts, kept = {"net": torch.optim.SGD(net.parameters(), 0.1)}, {}
+opts = {"net": torch.optim.SGD(net.parameters(), 0.1)}
 def run():
-    kept["loss"] = net(x @ w).square().sum()
+    loss = net(x @ w).square().sum()
     with torch.no_grad():
         net.weight.mul_(0.5)
     opts["net"].zero_grad()
-    kept["loss"].backward()
+    loss.backward()
 """,
     "returned by a helper that scales its argument": """
 def unit_(t):

@@ -1,61 +1,85 @@
-"""The lines of a program that do something with the gradients that they read, other than to set them to zero."""
+"""The lines of a program that do something with gradients, other than to set them to zero or to hand them to a step."""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.trials.job import Ended, Result
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.gradient_trace.evidence import Event
-from noclobber.syntax.names import called, called_by, is_stored
-from noclobber.syntax.tree import File, parse, walk
+from noclobber.syntax.names import call_of, called, called_by, calls, dotted, is_stored, mentions, owner
+from noclobber.syntax.tree import FUNCTION, File, functions, parse, walk
 
-_SETTING = ("zero_", "detach_", "requires_grad_")
 _CLIPPING = ("clip_grad", "grad_norm")
 """Parts of the names of functions that read the gradients of the weights that they are given."""
-_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "register_full_backward_hook")
-"""What is called with gradients: nothing shows what it makes of them."""
-At = tuple[str, int]
-"""The path of a file, and a line in it."""
+_OTHER_HOOKS = ("forward", "saved_tensors", "state_dict", "step_")
+"""Parts of the names of hooks that get no gradients."""
+Lines = list[tuple[str, range]]
+"""Lines of files, each by the path."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """`read` are the lines of each expression that reads gradients, `hooked` those that give them to a hook."""
+class Readers:
+    """Where gradients are read, and what a run must have come to if it is to show that nothing reads others."""
 
-    read: list[tuple[str, range]]
-    hooked: list[At]
+    read: Lines = field(default_factory=list)
+    """Each expression that reads some."""
+    aside: Lines = field(default_factory=list)
+    """Each that only sets them to zero, or asks whether they are there."""
+    steps: dict[str, Lines] = field(default_factory=dict)
+    """The calls of `step`, by what they are called on."""
+    unknown: Lines = field(default_factory=list)
+    """What hands gradients to other code, or may read those of another leaf in another call."""
 
     def of(self, events: list[Event]) -> list[Event]:
-        """Return the reads that these lines have made, of what was recorded."""
+        """Return the reads that count, of what was recorded."""
         reads = (event for event in events if event["kind"] == "read")
-        return [one for one in reads if any(one["at"][0] == path and one["at"][1] in some for path, some in self.read)]
+        return [one for one in reads if _is_in(one["at"], self.read) or not _is_in(one["at"], self.aside)]
 
     def unreached(self, events: list[Event], result: Result) -> str:
-        """Return in words which line a run did not come to, or gives a gradient to code whose use of it nothing shows;
+        """Return in words which line a run did not come to, or gives gradients to code whose use of them nothing shows;
         empty where none does."""
-        seen = {event["at"] for event in self.of(events)}
-        left = [(path, lines[0]) for path, lines in self.read if not any((path, line) in seen for line in lines)]
-        found = [*self.hooked, *(left if result.ended is Ended.LIMIT else [])]
-        return f"line {found[0][1]} reads gradients, and no run shows which" if found else ""
+        found = list(self.unknown)
+        if result.ended is Ended.LIMIT:
+            at = {event["at"] for event in events if event["kind"] in ("read", "step")}
+            groups = [self.read, *(some for some in self.steps.values() if any(_is_met(one, at) for one in some))]
+            found += [one for some in groups for one in some if not _is_met(one, at)]
+        return f"line {found[0][1][0]} reads gradients, and no run shows which" if found else ""
 
 
-def lines_reading(patch: Patch, result: Result) -> Lines:
-    """Return these lines of the program's own files, as a patch leaves them. A file that cannot be parsed has none."""
-    found = Lines([], [])
+def readers(patch: Patch, result: Result) -> Readers:
+    """Return those of the program's own files, as a patch leaves them. A file that cannot be parsed has none."""
+    found = Readers()
     for path in {*result.files, *patch.after}:
         try:
             file = parse(path, patch.read(path)) if owner_of(path) is Owner.USER else None
         except (OSError, ValueError):
             continue
-        if file is not None:
-            nodes = [one for one in walk(file.tree, ast.expr) if _reads(file, one)]
-            found.read.extend((path, range(one.lineno, (one.end_lineno or one.lineno) + 1)) for one in nodes)
-            hooks = [one for one in walk(file.tree, ast.Call) if called(one) in _HOOKS]
-            found.hooked.extend((path, one.lineno) for one in hooks)
+        if file is None:
+            continue
+        reading = [one for one in walk(file.tree, ast.expr) if _reads(file, one)]
+        found.read.extend((path, _lines(one)) for one in reading)
+        found.aside.extend((path, _lines(one)) for one in _setting(file))
+        for one in calls(file.tree, "step"):
+            if not one.args:
+                found.steps.setdefault(dotted(owner(one)), []).append((path, _lines(one)))
+        found.unknown.extend((path, _lines(one)) for one in (*_hooks(file), *_called_for_several(file, reading)))
     return found
+
+
+def _lines(node: ast.expr | ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _is_in(at: tuple[str, int], some: Lines) -> bool:
+    return any(at[0] == path and at[1] in lines for path, lines in some)
+
+
+def _is_met(one: tuple[str, range], seen: set[tuple[str, int]]) -> bool:
+    return any((one[0], line) in seen for line in one[1])
 
 
 def _reads(file: File, node: ast.expr) -> bool:
@@ -65,13 +89,39 @@ def _reads(file: File, node: ast.expr) -> bool:
         return any(word in called(node) for word in _CLIPPING)
     if isinstance(node, ast.Constant):
         return node.value == "grad"
-    above = file.above[node]
-    if (
-        not isinstance(node, ast.Attribute)
-        or node.attr != "grad"
-        or is_stored(file, node)
-        or called_by(file, node) is not None
-    ):
+    if not isinstance(node, ast.Attribute) or node.attr != "grad" or called_by(file, node) is not None:
         return False
-    is_asked = isinstance(above, ast.Compare) and all(isinstance(one, ast.Constant) for one in above.comparators)
-    return not is_asked and not (isinstance(above, ast.Attribute) and above.attr in _SETTING)
+    return not is_stored(file, node) and not _is_set_to_zero(file, node) and not _is_asked_for(file, node)
+
+
+def _is_set_to_zero(file: File, gradient: ast.expr) -> bool:
+    """`p.grad.zero_()`, as a statement of its own."""
+    row, above = file.statement(gradient), file.above[gradient]
+    return isinstance(above, ast.Attribute) and above.attr == "zero_" and call_of(row) is file.above[above]
+
+
+def _is_asked_for(file: File, gradient: ast.expr) -> bool:
+    """`p.grad is not None`."""
+    above = file.above[gradient]
+    return isinstance(above, ast.Compare) and all(isinstance(one, (ast.Is, ast.IsNot)) for one in above.ops)
+
+
+def _setting(file: File) -> Iterator[ast.expr]:
+    gradients = (one for one in walk(file.tree, ast.Attribute) if one.attr == "grad")
+    yield from (one for one in gradients if _is_set_to_zero(file, one) or _is_asked_for(file, one))
+    yield from calls(file.tree, "zero_grad", "step", "backward")
+
+
+def _hooks(file: File) -> Iterator[ast.expr | ast.stmt]:
+    """What registers hooks that get gradients, and the backward of a custom Function."""
+    for one in walk(file.tree, ast.Call):
+        if "hook" in called(one) and not any(word in called(one) for word in _OTHER_HOOKS):
+            yield one
+    yield from (one for one in functions(file.tree) if one.name == "backward")
+
+
+def _called_for_several(file: File, reading: list[ast.expr]) -> Iterator[ast.stmt]:
+    """The functions that read gradients and are called in several places: each may read those of other leaves."""
+    for scope in {file.scope(one) for one in reading}:
+        if isinstance(scope, FUNCTION) and len(mentions(file, scope.name)) > 1:
+            yield scope

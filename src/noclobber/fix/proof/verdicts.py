@@ -34,7 +34,7 @@ from noclobber.fix.proof.derivatives import (
     without_gradients,
 )
 from noclobber.fix.proof.levels import Level, Verdict
-from noclobber.fix.proof.read_gradients import lines_reading
+from noclobber.fix.proof.read_gradients import readers
 from noclobber.fix.proof.trials import printed
 from noclobber.fix.proof.trials.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.trials.launcher import Launcher, Trial
@@ -278,7 +278,7 @@ class Prover:
         reference = stage.references.get("full" if is_cut else kind)
         full = reference.events
         if not (is_cut and stage.carries):
-            before, lines = lines_reading(stage.before, reference.result), lines_reading(patch, result)
+            before, lines = readers(stage.before, reference.result), readers(patch, result)
             if read := comparison.reads_differ(before.of(full), lines.of(found)):
                 return read
             if (is_cut or compared.sums_differ) and (left := lines.unreached(found, result)):

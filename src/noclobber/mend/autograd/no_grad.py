@@ -38,6 +38,7 @@ from noclobber.syntax.names import (
     differentiates,
     dotted,
     has_torch,
+    imported_from,
     is_numeric,
     is_of_gradients,
     is_own,
@@ -45,6 +46,7 @@ from noclobber.syntax.names import (
     is_untracked,
     last_name,
     mentioned,
+    named,
     names_in,
     optimizer_of,
     owner,
@@ -111,7 +113,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if _is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
         return []
     is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
-    is_update |= carries and is_weight and _follows_step(file, found)
+    is_update |= carries and is_weight and _follows_step(file, write)
     if not (is_update or (is_weight and (is_average(found) or of_constants))):
         return []
 
@@ -267,10 +269,17 @@ def _shifts(file: File, write: ast.stmt) -> bool:
     return plain and bool(bound) and all(rows and all(_is_constant(file, row) for row in rows) for rows in bound)
 
 
-def _follows_step(file: File, write: ast.stmt) -> bool:
-    """`w /= w.norm()` below `optimizer.step()`: whether weights are brought back to where they belong after a step."""
-    rows = file.block(write)
-    return any(optimizer_of(row) for row in rows[: rows.index(write)])
+def _follows_step(file: File, write: WriteSyntax) -> bool:
+    """`w /= w.norm()` below `optimizer.step()`: whether a weight is brought back to where it belongs after a step of an
+    optimizer that was given it."""
+    rows = file.block(write.statement)
+    above = rows[: rows.index(write.statement)]
+    stepped = [owner(call) for row in above if (call := call_of(row)) is not None and optimizer_of(row)]
+    made = [bound_to(file, one, write.statement) for one in stepped if one is not None]
+    own = imported_from(file, "torch.optim")
+    known = [one for one in made if one is not None and ("optim" in dotted(one.func) or called(one) in own)]
+    of = write.name.rpartition(".")[0] or write.name
+    return any(of == dotted(one) for each in known for one in named(each))
 
 
 def _is_awaited(file: File, write: ast.stmt) -> bool:

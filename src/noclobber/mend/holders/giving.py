@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from noclobber.syntax.names import Name, bindings, called, called_by, has_stars, mentioned
-from noclobber.syntax.tree import FUNCTION, File, Function, Scope
+from noclobber.syntax.tree import FUNCTION, File, Function, Scope, walk
 
 
 def given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.expr | None:
@@ -40,13 +40,19 @@ _CALLED_BY_OTHERS = ("forward", "backward")
 
 
 def _objects(file: File, of: ast.ClassDef) -> list[Name]:
-    """Where a file mentions the objects of a class; nothing unless each is bound to a variable that is bound once."""
+    """Where a file mentions the objects of a class; nothing unless each is bound to a variable of a function, which no
+    other file can import, and which is bound once."""
     found = list[Name]()
+    if any(isinstance(one.func, ast.Name) and one.func.id == "self" for one in walk(of, ast.Call)):
+        return []
     for one in mentioned(file, of.name):
         made = called_by(file, one)
         row = file.above[made] if made is not None else None
         target = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
-        if not isinstance(target, ast.Name) or len(bindings(file, file.scope(target), target.id)) != 1:
+        scope = file.scope(target) if isinstance(target, ast.Name) else None
+        if not isinstance(target, ast.Name) or not isinstance(scope, FUNCTION):
+            return []
+        if len(bindings(file, scope, target.id)) != 1:
             return []
         found += mentioned(file, target.id)
     return found

@@ -300,12 +300,13 @@ def _is_backward(file: File, call: ast.Call, is_own: IsOwn) -> bool:
         return False
     if called(loss) == "scale" and isinstance(loss, ast.Call) and len(loss.args) == 1:
         loss = loss.args[0]
-    return _is_named(loss) or _reads_own(file, loss, is_own)
+    return bool(dotted(loss)) or _reads_own(file, loss, is_own)
 
 
 def _is_named(node: ast.expr | None) -> bool:
     """`self.opt`, `opts["critic"]`: what is there already."""
-    return node is not None and bool(dotted(unindexed(node))) and next(walk(node, ast.Call), None) is None
+    at = [one.slice for one in walk(node, ast.Subscript)] if node is not None else []
+    return node is not None and bool(dotted(unindexed(node))) and all(isinstance(one, ast.Constant) for one in at)
 
 
 def _tells(file: File, call: ast.Call, is_own: IsOwn) -> bool:

@@ -78,7 +78,7 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, last_line, simple_statements, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, functions, last_line, simple_statements, walk
 
 _HARMLESS = frozenset(
     """
@@ -248,6 +248,7 @@ def _run_by(file: File, row: ast.stmt, inner: ast.stmt) -> tuple[list[ast.stmt],
             and all(one is block[-1] for one in left)
             and of is file.class_of(row)
             and dotted(owner(call)) == "self" * (of is not None)
+            and (of is None or not any(of.name in map(last_name, one.bases) for one in walk(file.tree, ast.ClassDef)))
         )
     return block[:at], block[at + 1 :], is_all
 
@@ -308,7 +309,10 @@ def _end_of_update(rows: list[ast.stmt], second: int) -> int:
 def _parameters_of(scene: Scene, name: str) -> str:
     """The parameters of an optimizer, as an expression: of the module that it was seen to step, else of its groups."""
     module = next((one.module for one in _optimizers(scene) if one.name == name), "")
-    return f"list({module}.parameters())" if module else _of_groups(name)
+    root = module.partition(".")[0]
+    bound = [one for file in scene.files() for one in walk(file.tree, ast.Name) if one.id == root]
+    is_one = sum(isinstance(one.ctx, ast.Store) for one in bound) <= 1
+    return f"list({module}.parameters())" if module and is_one else _of_groups(name)
 
 
 def _of_groups(name: str) -> str:
@@ -322,6 +326,8 @@ def _is_sound(scene: Scene, file: File, step: ast.stmt, back: ast.stmt, order: _
     if not order.is_all or mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
         return False
     theirs = steps[0]
+    if not _are_the_same_there(scene, file, [mine, theirs], [step, back]):
+        return False
     if not all(_is_no_other_step(file, one, step, [mine, theirs]) for one in calls(file.tree, "step")):
         return False
     if not all(is_given(one, "use_reentrant", False) for one in calls(file.tree, *_CHECKPOINTS)):
@@ -336,6 +342,21 @@ def _is_sound(scene: Scene, file: File, step: ast.stmt, back: ast.stmt, order: _
     names = {ast.unparse(mine), ast.unparse(theirs)}
     apart = {one.name for one in _optimizers(scene) if one.is_apart}
     return names <= apart and _is_step_of_torch(scene)
+
+
+def _are_the_same_there(scene: Scene, file: File, optimizers: Sequence[ast.expr], rows: Sequence[ast.stmt]) -> bool:
+    """Return True if the names of two optimizers mean the same wherever the functions of some statements run: arguments
+    of a function that is called once, where one function has both statements; else what no function involved binds. The
+    program begins in the file, so nothing else calls its functions."""
+    scopes = {file.scope(row) for row in rows}
+    roots = {first_name(one) for one in optimizers}
+    given = [one for one in scopes if isinstance(one, FUNCTION) and roots & {*parameters(one)} - {"self"}]
+    if len(scopes) == 1:
+        return all(len(mentions(file, getattr(one, "name", ""))) <= 1 for one in given)
+    first = scene.finding.calls[0].span().path if scene.finding.calls else ""
+    others = [one for one in functions(file.tree) if roots & {*parameters(one)} - {"self"}]
+    bound = any(uses(one, root, ast.Store) for one in functions(file.tree) for root in roots)
+    return first == file.path and not others and not bound
 
 
 def _is_of(file: File, row: ast.stmt, optimizer: ast.expr, modules: set[str]) -> bool:
@@ -355,22 +376,27 @@ _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 
 def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Sequence[ast.expr]) -> bool:
     """Return True if a call of a `step` uses no gradients that another backward would no longer add to: it is the step
-    that moves, in another function, of the other optimizer, of a scheduler, or a method of the file."""
-    of, mine = owner(call), optimizers[0]
+    that moves, comes after a `zero_grad` of its own, is of the other optimizer, of a scheduler, or a method of the
+    file."""
+    of, mine, row = owner(call), optimizers[0], file.statement(call)
     if of is None or call.args or _same(of, mine):
-        return call is call_of(step) or file.scope(call) is not file.scope(step)
+        above = file.block(row)[: file.block(row).index(row)] if row is not None else []
+        return row is step or (of is not None and any(_same(_method_of(one, "zero_grad"), of) for one in above))
     made = bound_to(file, of, call)
     given = made.args[:1] if made is not None else []
+    classes = [one for one in walk(file.tree, ast.ClassDef) if one.name == called(made)]
     return _same(of, optimizers[1]) or (
         any(_same(one, other) for one in given for other in optimizers)
-        or called(made) in [one.name for one in walk(file.tree, ast.ClassDef)]
+        or any(method.name == "step" for one in classes for method in functions(one))
     )
 
 
 def _stepped_by(file: File, call: ast.Call) -> set[str]:
     """The modules whose parameters an optimizer, or what clips them, is given, by the text; else names."""
     given = _given(file, call)
-    return {dotted(one) for one in _owners(given)} or names_in(given)
+    owners = _owners(given)
+    known = {first_name(one) for one in owners} | {"itertools", "chain", "list"}
+    return {dotted(one) for one in owners} | (names_in(given) - known if owners else names_in(given))
 
 
 def _given(file: File, call: ast.Call) -> ast.expr:
@@ -396,7 +422,8 @@ def _owners(node: ast.AST) -> list[ast.expr]:
 def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
     """Return True if a file freezes parameters, or may read gradients of other than some modules: those that the
     backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
-    if _freezes(file):
+    renamed = any(one.asname and one.name.startswith("clip_grad") for one in walk(file.tree, ast.alias))
+    if _freezes(file) or renamed or any(one.name == "backward" for one in functions(file.tree)):
         return True
     stored = (one for one in attributes_set(file, "grad") if not isinstance(value_given(file, one), ast.Constant))
     set_here = {dotted(one.value) for one in stored}

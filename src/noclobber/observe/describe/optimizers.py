@@ -29,10 +29,11 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
     are two of PyTorch's own."""
     known, modules, alone = dict[str, torch.optim.Optimizer](), dict[str, torch.nn.Module](), set[int | None]()
     with modes.plain():
-        for held in reachable(islice(user_frames(frame), 1)):
-            if isinstance(held.value, torch.Tensor) and held.value.requires_grad and _has_own_name(held):
+        for held in reachable(user_frames(frame)):
+            if isinstance(held.value, torch.Tensor) and _has_own_name(held):
                 alone.add(storage_key(held.value))
-            elif isinstance(held.value, torch.optim.Optimizer):
+        for held in reachable(islice(user_frames(frame), 1)):
+            if isinstance(held.value, torch.optim.Optimizer):
                 known.setdefault(held.name, held.value)
             elif isinstance(held.value, torch.nn.Module) and len(modules) < _MOST:
                 modules.setdefault(held.name, held.value)
@@ -83,8 +84,8 @@ def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _has_own_name(held: Held) -> bool:
-    """Return True for a variable, and for an attribute of `self` or of an object that is no module: by such a name a
-    statement may read the parameter."""
-    if held.kind == "attribute" and isinstance(held.owner, torch.nn.Module):
+    """Return True for what is held beside modules, and for an attribute of `self`: by such a name a statement may read
+    the parameter."""
+    if isinstance(held.owner, torch.nn.Module):
         return held.name.startswith("self.") and held.name.count(".") == 1
-    return held.kind in ("name", "attribute")
+    return True

@@ -362,11 +362,13 @@ class Evidence:
         if os.getpid() != self._process or self._wanted != "gradients":
             return
         parameters, named = self._stepped_by(optimizer)
+        frames = (one for one in outward(sys._getframe()) if owner_of(one.f_code.co_filename) is Owner.USER)
+        at = next(((os.path.realpath(one.f_code.co_filename), one.f_lineno) for one in frames), ("", 0))
         keys = {storages.storage_ref(one).cdata for one in parameters if storages.storage_key(one) is not None}
         names = [name for name, (memory, _) in self._named.items() if memory.cdata in keys and not memory.expired()]
         with torch.no_grad():
             gradients = [sketch(parameter.grad) for parameter in parameters]
-            self.events.append({"kind": "step", "optimizer": named, "gradients": gradients, "names": names})
+            self.events.append({"kind": "step", "optimizer": named, "gradients": gradients, "names": names, "at": at})
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the parameters and the optimizer's state after a step."""
