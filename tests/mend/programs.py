@@ -1413,36 +1413,6 @@ def run():
     + """
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
-    "a step and a backward in methods": NETS
-    + """
-class Game:
-    def __init__(self):
-        self.d, self.g = d, g
-        self.opt_d = torch.optim.SGD(self.d.parameters(), 0.1)
-        self.opt_g = torch.optim.SGD(self.g.parameters(), 0.1)
-    def learn(self, given):
-        loss = given.mean()
-        self.opt_d.zero_grad()
-        loss.backward(retain_graph=True)
-        self.opt_d.step()
-        return loss.item()
-    def imitate(self, given):
-        loss = -given.mean()
-        self.opt_g.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.g.parameters(), 1.0)
-        self.opt_g.step()
-        return loss
-    def play(self):
-        seen = self.d(self.g(x.detach()))
-        was = self.learn(seen)
-        self.imitate(seen)
-        return was
-game = Game()
-def run():
-    print([game.play() for _ in range(2)])
-    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
-""",
     "a step before an `if` with the backward": NETS
     + OPTIMIZERS
     + """
@@ -1460,23 +1430,6 @@ def run():
             loss_g.backward()
             opt_g.step()
         print(loss_d.item())
-    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
-""",
-    "a step in a function, before a backward": NETS
-    + OPTIMIZERS
-    + """
-def learn(loss):
-    opt_d.zero_grad()
-    loss.backward()
-    opt_d.step()
-def run():
-    for _ in range(2):
-        fake = g(x.detach())
-        loss_g = -d(fake).mean()
-        learn(d(fake.detach()).mean())
-        opt_g.zero_grad()
-        loss_g.backward()
-        opt_g.step()
     x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
 """,
     "a step before a backward whose gradients are noted": NETS
@@ -1836,6 +1789,56 @@ opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
 """
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
 }
+SCRIPTS = {
+    "a step and a backward in methods": NETS
+    + """
+class Game:
+    def __init__(self):
+        self.d, self.g = d, g
+        self.opt_d = torch.optim.SGD(self.d.parameters(), 0.1)
+        self.opt_g = torch.optim.SGD(self.g.parameters(), 0.1)
+    def learn(self, given):
+        loss = given.mean()
+        self.opt_d.zero_grad()
+        loss.backward(retain_graph=True)
+        self.opt_d.step()
+        return loss.item()
+    def imitate(self, given):
+        loss = -given.mean()
+        self.opt_g.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.g.parameters(), 1.0)
+        self.opt_g.step()
+        return loss
+    def play(self):
+        seen = self.d(self.g(x.detach()))
+        was = self.learn(seen)
+        self.imitate(seen)
+        return was
+game = Game()
+def run():
+    print([game.play() for _ in range(2)])
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+    "a step in a function, before a backward": NETS
+    + OPTIMIZERS
+    + """
+def learn(loss):
+    opt_d.zero_grad()
+    loss.backward()
+    opt_d.step()
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_g = -d(fake).mean()
+        learn(d(fake.detach()).mean())
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d.weight.detach().expand(4, 4).clone()
+""",
+}
+"""Programs whose change is sound only where the program begins in their file: another one may call their functions."""
 READ_ELSEWHERE = {
     "the old name after the result got one": """
 def shifted(image):

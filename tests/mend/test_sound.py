@@ -17,8 +17,9 @@ from noclobber.mend.scene import KEEPS_TYPE, Scene, as_it_ran
 from noclobber.mend.shown import advised
 from noclobber.model.plain import built
 from noclobber.model.reports.finding import Finding
-from noclobber.model.reports.report import finding_out
-from tests.mend.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SOUND, WORDS
+from noclobber.model.reports.report import Report, finding_out
+from tests.cli.running import noclobber as noclobber_runs
+from tests.mend.programs import END, HEAD, READ_ELSEWHERE, REFUSED, SCRIPTS, SOUND, WORDS
 from tests.tensors import all_equal
 
 pytestmark = pytest.mark.usefixtures("looks_anew")
@@ -91,6 +92,19 @@ def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, b
         mended = Program(tmp_path, body)
         mended.text = changed
         assert not mended.findings()
+
+
+@pytest.mark.parametrize("body", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_change_of_a_script_is_right_and_not_shown_where_its_functions_are_called_from_elsewhere(tmp_path, body):
+    program = Program(tmp_path, body)
+    (tmp_path / "script.py").write_text(f"{program.text}\nrun()\n")
+    noclobber_runs(["run", "--format", "json", "-o", "report.json", "script.py"], tmp_path)
+    finding, *_ = Report.from_json((tmp_path / "report.json").read_text()).findings
+    edits = finding.suggestions[0].edits
+    assert edits
+    clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
+    assert all_equal(program.gradients(applied(program.text, edits)), program.gradients(around=clones))
+    assert not any(first_changes(program))
 
 
 def reworded(finding):
