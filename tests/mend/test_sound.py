@@ -35,7 +35,7 @@ class Program:
         with open(self.path, "w") as file:
             file.write(text)
         linecache.checkcache(self.path)
-        names = {}
+        names = {"__name__": "program"}
         exec(compile(text, self.path, "exec"), names)
         return names
 

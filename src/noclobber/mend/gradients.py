@@ -25,9 +25,13 @@ def reads_other_gradients(file: File, is_known: IsKnown) -> bool:
         return True  # it may be the name of an attribute
     if any(word in called(one) for one in walk(file.tree, ast.Call) for word in _WORDS):
         return True
-    read = [one for one in walk(file.tree, ast.Attribute) if one.attr == "grad" and not is_stored(file, one)]
-    read = [one for one in read if called_by(file, one) is None]
-    return not all(is_known(one.value) or is_known(_module_of(file, one.value)) for one in read)
+    return not all(is_known(one.value) or is_known(_module_of(file, one.value)) for one in read_in(file))
+
+
+def read_in(file: File) -> list[ast.Attribute]:
+    """Where a file reads a `.grad`. `autograd.grad(...)` is none."""
+    held = [one for one in walk(file.tree, ast.Attribute) if one.attr == "grad" and not is_stored(file, one)]
+    return [one for one in held if called_by(file, one) is None]
 
 
 def _module_of(file: File, weight: ast.expr) -> ast.expr | None:

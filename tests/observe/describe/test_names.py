@@ -1,7 +1,6 @@
 """Names of tensors: looked up only for a report, and never by the address of memory that is gone."""
 
 import contextlib
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -152,21 +151,6 @@ def test_a_tensor_that_is_there_is_named():
         (h + 1).sum().backward()
     (finding,) = watched.findings
     assert finding.tensor.name == "h"
-
-
-@dataclass
-class Player:
-    net: torch.nn.Module
-
-
-def test_a_tensor_is_named_by_what_holds_it():
-    players, slots = [Player(torch.nn.Linear(2, 2)) for _ in range(2)], {"last": torch.ones(3)}
-    with_item = [torch.ones(2), torch.ones(2)]
-    assert tensor_names.name_of(players[1].net.weight).text == "players[1].net.weight"
-    assert tensor_names.name_of(slots["last"]).text == "slots['last']"
-    assert tensor_names.name_of(with_item[1]).text == "with_item[1]"
-    assert not tensor_names.name_of(with_item[1]).is_state
-    assert tensor_names.name_of(torch.ones(2)) is None
 
 
 def test_a_description_for_later_holds_no_memory_and_forgets_a_name_with_it():

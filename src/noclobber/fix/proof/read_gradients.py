@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.trials.job import Ended, Result
+from noclobber.mend.gradients import read_in
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.gradient_trace.evidence import Event
-from noclobber.syntax.names import call_of, called, called_by, calls, dotted, is_stored, mentions, owner
+from noclobber.syntax.names import call_of, called, calls, dotted, mentions, owner
 from noclobber.syntax.tree import FUNCTION, File, functions, parse, walk
 
 _CLIPPING = ("clip_grad", "grad_norm")
@@ -60,7 +61,7 @@ def readers(patch: Patch, result: Result) -> Readers:
             continue
         if file is None:
             continue
-        reading = [one for one in walk(file.tree, ast.expr) if _reads(file, one)]
+        reading = list(_using(file))
         found.read.extend((path, _lines(one)) for one in reading)
         found.aside.extend((path, _lines(one)) for one in _setting(file))
         for one in calls(file.tree, "step"):
@@ -82,16 +83,12 @@ def _is_met(one: tuple[str, range], seen: set[tuple[str, int]]) -> bool:
     return any((one[0], line) in seen for line in one[1])
 
 
-def _reads(file: File, node: ast.expr) -> bool:
-    """Return True for `p.grad` that is neither set, nor set to zero, nor only asked for whether it is there; for
-    `getattr(p, "grad")`, and for what clips gradients."""
-    if isinstance(node, ast.Call):
-        return any(word in called(node) for word in _CLIPPING)
-    if isinstance(node, ast.Constant):
-        return node.value == "grad"
-    if not isinstance(node, ast.Attribute) or node.attr != "grad" or called_by(file, node) is not None:
-        return False
-    return not is_stored(file, node) and not _is_set_to_zero(file, node) and not _is_asked_for(file, node)
+def _using(file: File) -> Iterator[ast.expr]:
+    """`p.grad` that is neither set to zero nor only asked for whether it is there, `getattr(p, "grad")`, and what clips
+    gradients."""
+    yield from (one for one in read_in(file) if not _is_set_to_zero(file, one) and not _is_asked_for(file, one))
+    yield from (one for one in walk(file.tree, ast.Constant) if one.value == "grad")
+    yield from (one for one in walk(file.tree, ast.Call) if any(word in called(one) for word in _CLIPPING))
 
 
 def _is_set_to_zero(file: File, gradient: ast.expr) -> bool:
@@ -107,8 +104,7 @@ def _is_asked_for(file: File, gradient: ast.expr) -> bool:
 
 
 def _setting(file: File) -> Iterator[ast.expr]:
-    gradients = (one for one in walk(file.tree, ast.Attribute) if one.attr == "grad")
-    yield from (one for one in gradients if _is_set_to_zero(file, one) or _is_asked_for(file, one))
+    yield from (one for one in read_in(file) if _is_set_to_zero(file, one) or _is_asked_for(file, one))
     yield from calls(file.tree, "zero_grad", "step", "backward")
 
 

@@ -20,7 +20,7 @@ from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Carried, Refusal
 from noclobber.model.units import listed
-from noclobber.rules.shared.carrying import constant, is_renewed
+from noclobber.rules.shared.carrying import is_renewed, may_be_constant
 from noclobber.syntax.edits import append, before
 from noclobber.syntax.names import (
     UNRECORDING,
@@ -67,7 +67,7 @@ def taken_as_constant(scene: Scene) -> Iterator[Change]:
     """`old = old.detach()` before the loops whose turns read `old`, and run what has made it again themselves: whether
     it is a constant in them only the author knows."""
     read, event = scene.place("read"), scene.finding.event
-    if read is None or not isinstance(event, (Clobber, Refusal)) or not constant(event):
+    if read is None or not isinstance(event, (Clobber, Refusal)) or not may_be_constant(event):
         return
     site = event.read.site if isinstance(event, Clobber) else event.site
     if any(is_renewed(site, one) is not False for one in event.carried):

@@ -376,12 +376,14 @@ _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
 
 def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Sequence[ast.expr]) -> bool:
     """Return True if a call of a `step` uses no gradients that another backward would no longer add to: it is the step
-    that moves, comes after a `zero_grad` of its own, is of the other optimizer, of a scheduler, or a method of the
-    file."""
+    that moves, comes after a `zero_grad` of its own, is of the other optimizer, of a scheduler, a method of the file,
+    or takes an argument, in another function."""
     of, mine, row = owner(call), optimizers[0], file.statement(call)
-    if of is None or call.args or _same(of, mine):
-        above = file.block(row)[: file.block(row).index(row)] if row is not None else []
-        return row is step or (of is not None and any(_same(_method_of(one, "zero_grad"), of) for one in above))
+    if of is not None and row is not None and _same(of, mine):
+        rows = file.block(row)
+        return row is step or any(_same(_method_of(one, "zero_grad"), of) for one in rows[: rows.index(row)])
+    if of is None or call.args:  # `env.step(action)`
+        return file.scope(call) is not file.scope(step)
     made = bound_to(file, of, call)
     given = made.args[:1] if made is not None else []
     classes = [one for one in walk(file.tree, ast.ClassDef) if one.name == called(made)]

@@ -29,9 +29,6 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
     are two of PyTorch's own."""
     known, modules, alone = dict[str, torch.optim.Optimizer](), dict[str, torch.nn.Module](), set[int | None]()
     with modes.plain():
-        for held in reachable(user_frames(frame)):
-            if isinstance(held.value, torch.Tensor) and _has_own_name(held):
-                alone.add(storage_key(held.value))
         for held in reachable(islice(user_frames(frame), 1)):
             if isinstance(held.value, torch.optim.Optimizer):
                 known.setdefault(held.name, held.value)
@@ -40,6 +37,9 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
         two = {id(one): one for one in known.values()}
         if len(two) != 2 or not all(is_of_torch(type(one)) for one in two.values()):
             return ()
+        for held in reachable(user_frames(frame)):
+            if isinstance(held.value, torch.Tensor) and _has_own_name(held):
+                alone.add(storage_key(held.value))
         stepped = {number: _stepped(one) for number, one in two.items()}
         mine, theirs = ({storage_key(one) for one in parameters} for parameters in stepped.values())
         asked = all(one.requires_grad for parameters in stepped.values() for one in parameters)

@@ -70,8 +70,7 @@ def reachable(frames: Iterable[FrameType]) -> Iterator[Held]:
         shared = {} if frame.f_locals is frame.f_globals else frame.f_globals
         own = variables(frame)  # which empties `f_locals`, after the question for it
         found = [*own.items(), *((name, value) for name, value in list(shared.items()) if name not in own)]
-        # pytest keeps what an `assert` computes as `@py_assert3`: no name of the program's.
-        waiting += [(0, Held(name, "name", value, (code,))) for name, value in found if name[:1] != "@"]
+        waiting += [(0, Held(name, "name", value, (code,))) for name, value in found]
     while waiting and held < _MOST:
         held += 1
         depth, one = waiting.popleft()

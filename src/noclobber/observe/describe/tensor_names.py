@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
 from types import FrameType
 from typing import NamedTuple
 
@@ -14,15 +12,13 @@ import torch
 from noclobber.model.seen.events import Kind
 from noclobber.model.seen.overlap import overlap
 from noclobber.model.source import Owner, owner_of
-from noclobber.observe.describe.reachable import Held, reachable
 from noclobber.observe.torch_api.autograd.engine_state import backward_call
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
 from noclobber.observe.witness.layout import geometry, region, strided
 
 _MOST_FRAMES = 40
-_MOST = 1000
-"""Values that are looked at for each frame."""
+_MOST_VALUES = 400
 
 
 class Name(NamedTuple):
@@ -56,30 +52,19 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
         other = region(geometry(value))
         return bytes_of is None or other is None or overlap(bytes_of, other)
 
-    for held in chain.from_iterable(islice(reachable([one]), _MOST) for one in user_frames(frame)):
-        label, value = held.name, held.value
-        if isinstance(held.owner, torch.nn.Module):
-            continue  # `_in_module` has looked at it
-        if isinstance(value, torch.nn.Module):
-            found = _in_module(label, value, is_on)
-            if found is not None:
-                return found
-        elif (best is None or _is_output(best.text)) and isinstance(value, torch.Tensor) and _is_shown(held):
-            if value is tensor or (where is not None and is_on(value) and _place(value) == where):
-                is_parameter = isinstance(value, torch.nn.Parameter)
-                is_state = held.kind == "attribute" and _is_in_graph(value)
-                best = Name(label, "parameter" if is_parameter else "tensor", is_state)
-            elif is_on(_gradient(value)):
-                best = Name(f"{label}.grad", "tensor")
+    for user_frame in user_frames(frame):
+        for label, value in _values(user_frame):
+            if isinstance(value, torch.nn.Module):
+                found = _in_module(label, value, is_on)
+                if found is not None:
+                    return found
+            elif (best is None or _is_output(best.text)) and isinstance(value, torch.Tensor):
+                if value is tensor or (where is not None and is_on(value) and _place(value) == where):
+                    is_parameter = isinstance(value, torch.nn.Parameter)
+                    best = Name(label, "parameter" if is_parameter else "tensor", "." in label and _is_in_graph(value))
+                elif is_on(_gradient(value)):
+                    best = Name(f"{label}.grad", "tensor")
     return best
-
-
-def _is_shown(held: Held) -> bool:
-    """Return True for a variable, an attribute or item of what it holds, and an item of an attribute of `self`."""
-    return held.kind == "name" or bool(_SHORT.fullmatch(held.name))
-
-
-_SHORT = re.compile(r"\w+\.\w+|(self\.)?\w+\[[^\[\]]*\]")
 
 
 def _is_output(label: str) -> bool:
@@ -104,6 +89,20 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
         if frame is None and call is not None:
             frame, call = call.frame, call.outer
+
+
+def _values(frame: FrameType) -> Iterator[tuple[str, object]]:
+    """Yield labels and values: locals, then globals if they differ, each with the attributes of plain objects."""
+    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
+    for scope in scopes:
+        items = list(scope.items())[:_MOST_VALUES]
+        yield from items
+        for label, value in items:
+            if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):
+                continue
+            if type(value).__module__ in ("builtins", "typing", "types") or isinstance(value, type(sys)):
+                continue
+            yield from ((f"{label}.{name}", inner) for name, inner in list(vars(value).items())[:_MOST_VALUES])
 
 
 def _gradient(value: torch.Tensor) -> torch.Tensor | None:

@@ -132,7 +132,7 @@ class Evidence:
     def begin_again(self) -> None:
         """Record a forked child, which has made no call yet."""
         self._process = os.getpid()
-        self.events, self.begun, self.done, self.saved = [], 0, 0, None
+        self.events, self.begun, self.done, self.saved, self._reads = [], 0, 0, None, 0
 
     def arm(self, watch: Callable[[], None]) -> None:
         """Begin to record. `watch` arms everything else that watches the run.
@@ -343,7 +343,8 @@ class Evidence:
         while frame is not None and owner_of(frame.f_code.co_filename) is not Owner.USER:
             frame = next(frames, None)
         reader = first.f_code.co_filename
-        is_aside = owner_of(reader) is Owner.NOCLOBBER or f"{os.sep}optim{os.sep}" in reader
+        by = owner_of(reader)
+        is_aside = by is Owner.NOCLOBBER or (by is Owner.TORCH and f"{os.sep}optim{os.sep}" in reader)
         if gradient is None or frame is None or is_aside or storages.storage_key(leaf) is None:
             return gradient
         if os.getpid() != self._process or self._reads >= _MOST_READ:

@@ -108,8 +108,9 @@ def _explained(event: Refusal) -> Finding:
         constant = f"or detach {names}, which no optimizer changes, if only the value is meant"
         helped: list[Help] = [forward, Suggestion(constant, cure=Cure.CONSTANT)]
         return _finding(replace(event, carried=()), headline, helped, _EACH, Cause.BUILT_ONCE)
-    if once and (first := carrying.constant(event)):
-        return _finding(replace(event, carried=()), headline, [first, f"or {forward}"], _EACH, Cause.BUILT_ONCE)
+    if once and carrying.may_be_constant(event):
+        helped = [carrying.constant(event), f"or {forward}"]
+        return _finding(replace(event, carried=()), headline, helped, _EACH, Cause.BUILT_ONCE)
     if once:
         stepped = steps_in_loop(event.site)
         helps = [forward, *[_CONSTANT.format(turns)] * (not repeated)]

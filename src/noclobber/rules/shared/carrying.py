@@ -76,17 +76,20 @@ def detached(one: Carried) -> str:
     return f"`{one.name} = {value}`"
 
 
-def constant(event: Refusal | Clobber) -> str:
-    """Return how to detach what the turns of a loop read, and compute again themselves; empty where there is none.
+def may_be_constant(event: Refusal | Clobber) -> bool:
+    """Return True if the turns of a loop read what was computed before it, and compute it again themselves: whether it
+    is a constant in the loop only the author knows."""
+    is_known = event.is_run_anew and event.are_all_carried and event.carried != ()
+    return is_known and all(one.kind != "attribute" for one in event.carried)  # which may be a cached property
 
-    Whether that is a constant in the loop only the author knows.
-    """
-    is_known = event.is_run_anew and event.are_all_carried and event.carried
-    if not is_known or any(one.kind == "attribute" for one in event.carried):  # which may be a cached property
-        return ""
+
+def constant(event: Refusal | Clobber) -> str:
+    """Return how to detach what may be a constant."""
     names = listed([f"`{one.name}`" for one in event.carried])
     texts = listed([detached(one) for one in event.carried])
-    return f"detach {names} before the loop, if constant in it (a target, an old log-probability): {texts}"
+    is_one, what = len(event.carried) == 1, "(a target, an old log-probability)"
+    known = f"{names} is a constant in the loop {what}" if is_one else f"{names} are constants in the loop {what}"
+    return f"if {known}, detach {'it' if is_one else 'them'} before the loop: {texts}"
 
 
 def notes(event: Refusal) -> list[str]:

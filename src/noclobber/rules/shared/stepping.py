@@ -76,19 +76,18 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
             "to the weights of its own optimizer with `inputs=`; optimizers that share weights need the forward again"
         )
         constant = "or, if its result is a constant in the loop (a target, an old log-probability), detach it there"
-        if first := carrying.constant(clobber):
-            return Suggestion(first, cure=Cure.CONSTANT), Suggestion(f"or {forward}")
+        if carrying.may_be_constant(clobber):
+            return Suggestion(carrying.constant(clobber), cure=Cure.CONSTANT), Suggestion(f"or {forward}")
         if _has_turns(write):
             return (Suggestion(later, cure=Cure.LATER), Suggestion(f"or {forward}"))
         return (Suggestion(forward), Suggestion(f"or {later}", cure=Cure.LATER), Suggestion(constant))
     detach = "or detach what should not receive this gradient: `t.detach()` before it enters this loss"
     if lines := called_twice(clobber, write):
         calls = "the call on line {} steps, that on line {} goes backward".format(*lines)
-        apart = (
-            f"run every backward before the steps: {calls}; make the later call first, where the other then zeroes its"
-        )
+        first = "make the later call first, if the other one zeroes its gradients before its backward"
         again = f"or run the forward again after line {lines[0]}, so that this backward reads the new weights"
-        return (Suggestion(f"{apart} gradients", cure=Cure.LATER), Suggestion(again), Suggestion(detach))
+        moved = Suggestion(f"run every backward before the steps: {calls}; {first}", cure=Cure.LATER)
+        return moved, Suggestion(again), Suggestion(detach)
     once = "sum the losses, call `backward` once and step once: `(first + second).backward()`"
     return (
         *[Suggestion(once)] * _steps_again(clobber, write),
