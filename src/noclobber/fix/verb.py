@@ -119,13 +119,7 @@ def fix(
 
 
 def fix_hints(
-    words: Sequence[str],
-    selection: Selection,
-    *,
-    writing: bool,
-    seconds: float,
-    tell: Tell,
-    given: Sequence[str] = (),
+    words: Sequence[str], selection: Selection, *, writing: bool, seconds: float, tell: Tell, given: Sequence[str] = ()
 ) -> Fixed:
     """Write in place where that lowers the peak of memory. Raises CannotFix; files change only where `writing`.
 

@@ -108,10 +108,7 @@ class _Words:
         unchanged = f"`{name} = {name} + (new - {name}).detach()`"
         asked = "decide whether it is part of the function or the gradient should ignore it"
         part = f"if it is part of the function, write out of place with gradients on; if not, {unchanged}"
-        return (
-            Suggestion(f"autograd does not see this write: {asked}"),
-            Suggestion(part, cure=Cure.OUT_OF_PLACE),
-        )
+        return (Suggestion(f"autograd does not see this write: {asked}"), Suggestion(part, cure=Cure.OUT_OF_PLACE))
 
     def _of_library(self, call: Site) -> tuple[Suggestion, ...]:
         """The help for a write inside a library: it is about the program's own line, which calls the library."""

@@ -8,17 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 
 from noclobber.model.source import Site
-from noclobber.syntax.names import (
-    binds,
-    dotted,
-    is_declared,
-    is_own,
-    names_in,
-    parameters,
-    targets,
-    unindexed,
-    uses,
-)
+from noclobber.syntax.names import binds, dotted, is_declared, is_own, names_in, parameters, targets, unindexed, uses
 from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Loop, file_at, functions, place_of, walk, within
 
 Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign

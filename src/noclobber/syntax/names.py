@@ -6,19 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.model.seen.operators import UNTRACKED
-from noclobber.syntax.tree import (
-    FOR,
-    FUNCTION,
-    LOOP,
-    File,
-    Scope,
-    functions,
-    last_line,
-    nested,
-    starts,
-    walk,
-    within,
-)
+from noclobber.syntax.tree import FOR, FUNCTION, LOOP, File, Scope, functions, last_line, nested, starts, walk, within
 
 Name = ast.Name | ast.Attribute
 UNRECORDING = ("no_grad", "enable_grad", "set_grad_enabled", "is_grad_enabled", "requires_grad", "requires_grad_")

@@ -82,12 +82,7 @@ class Alone:
 
 
 def by_derivative(
-    stage: Stage,
-    found: list[dict[str, Any]],
-    result: Result,
-    alone: Alone,
-    *,
-    said: str = "",
+    stage: Stage, found: list[dict[str, Any]], result: Result, alone: Alone, *, said: str = ""
 ) -> Verdict:
     """Compare the loss, what the program keeps, and the derivative along one direction, or along several.
 
@@ -127,13 +122,7 @@ def by_derivative(
     return replace(without_gradients(result, f"{loss}; ", lacking), comparable=True)
 
 
-def _agreement(
-    stage: Stage,
-    kind: Kind,
-    right: dict[str, Any],
-    its: dict[str, Any],
-    alone: Alone,
-) -> str | None:
+def _agreement(stage: Stage, kind: Kind, right: dict[str, Any], its: dict[str, Any], alone: Alone) -> str | None:
     """Return in words what a gradient agrees with; empty if it does not agree with forward mode, None if nothing gives
     its derivative, or not for sure."""
     ours, theirs = its["along"], [one for one in right["along"] if one is not None]

@@ -188,13 +188,7 @@ class Prover:
         return replace(least, proof=proof + beyond * any(one.proof.endswith(beyond) for one in told))
 
     def _at(
-        self,
-        stage: Stage,
-        found: list[dict[str, Any]],
-        result: Result,
-        alone: Alone,
-        patch: Patch,
-        way: Way,
+        self, stage: Stage, found: list[dict[str, Any]], result: Result, alone: Alone, patch: Patch, way: Way
     ) -> Verdict:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings

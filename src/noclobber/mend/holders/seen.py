@@ -13,14 +13,7 @@ from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.events import Holder, Refusal, without_indexes
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.assigning import begins_anew, loads
-from noclobber.syntax.names import (
-    binds,
-    called_by,
-    is_own,
-    is_stored,
-    names_in,
-    uses,
-)
+from noclobber.syntax.names import binds, called_by, is_own, is_stored, names_in, uses
 from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk
 
 Holders = Sequence[Holder]

@@ -9,13 +9,7 @@ from noclobber.mend.change import Change
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit
 from noclobber.syntax.edits import before, replace
-from noclobber.syntax.names import (
-    dotted,
-    indexes,
-    is_stored,
-    names_used,
-    parameters,
-)
+from noclobber.syntax.names import dotted, indexes, is_stored, names_used, parameters
 from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line, walk
 from noclobber.syntax.writes import WriteSyntax, out_of_place, write_at
 

@@ -49,16 +49,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import (
-    FOR,
-    FUNCTION,
-    File,
-    Turns,
-    functions,
-    simple_statements,
-    walk,
-    within,
-)
+from noclobber.syntax.tree import FOR, FUNCTION, File, Turns, functions, simple_statements, walk, within
 from noclobber.syntax.writes import base_of, changed_by, writes, written_by
 
 OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")

@@ -172,12 +172,7 @@ def _with_carried(found: Clobber, key: int | None, node: Node | None, backward: 
 
 
 def _with_unseen(
-    writes: tuple[Write, ...],
-    handle: Handle,
-    made: Node | None,
-    tensor: Tensor,
-    backward: Backward,
-    memory: Memory,
+    writes: tuple[Write, ...], handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, memory: Memory
 ) -> tuple[Write, ...]:
     """Return the writes of a save whose version did not move, or those that torch did not see, where they explain it.
 

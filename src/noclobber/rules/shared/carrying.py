@@ -32,18 +32,7 @@ from noclobber.syntax.names import (
     targets,
     values,
 )
-from noclobber.syntax.tree import (
-    FUNCTION,
-    File,
-    Loop,
-    Place,
-    Turns,
-    functions,
-    last_line,
-    place_of,
-    starts,
-    walk,
-)
+from noclobber.syntax.tree import FUNCTION, File, Loop, Place, Turns, functions, last_line, place_of, starts, walk
 from noclobber.syntax.writes import is_of_loss
 
 

@@ -6,22 +6,9 @@ import ast
 
 from noclobber.model.seen.operators import ACTIVATIONS
 from noclobber.model.source import Site
-from noclobber.syntax.names import (
-    bound_by_loop,
-    called,
-    dotted,
-    is_read_after,
-    is_untracked,
-    names_in,
-)
+from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_after, is_untracked, names_in
 from noclobber.syntax.tree import File, Place, last_line, place_of, statement_of, walk
-from noclobber.syntax.writes import (
-    Form,
-    WriteSyntax,
-    chain,
-    out_of_place,
-    write_at,
-)
+from noclobber.syntax.writes import Form, WriteSyntax, chain, out_of_place, write_at
 
 
 def write_of(site: Site | None) -> WriteSyntax:

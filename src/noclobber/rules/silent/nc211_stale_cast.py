@@ -63,10 +63,7 @@ def find(event: Event) -> Finding | None:
     again = f", as the forward at {where(event.used)} did" if is_elsewhere else ""
     return account(
         f"autocast uses an old cast of {what}, which has changed since: loss and gradient are those of the old values",
-        [
-            *cast,
-            *write_and_read(event.write, event.read, writes="changes it", reads="uses the old cast"),
-        ],
+        [*cast, *write_and_read(event.write, event.read, writes="changes it", reads="uses the old cast")],
         notes=[f"autocast keeps its cast of a weight until the outermost region ends{again}"],
         helps=[
             "enter `torch.autocast` again in each iteration, around the forward and the loss only",
