@@ -98,7 +98,7 @@ def sound(finding: Finding) -> Change | None:
     nothing about that memory.
     """
     scene = Scene(finding, as_it_ran)
-    fitting = (apart,) if scene.is_unseen else (given_new, packed_apart) if scene.is_packed else CURES
+    fitting = (apart,) if scene.is_unseen else (given_new, packed_apart) if scene.unchecked == "packed" else CURES
     first = (next(cure(scene), None) for cure in fitting)
     return next((one for one in first if one is not None and one.is_sound), None)
 

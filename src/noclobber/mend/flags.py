@@ -102,7 +102,11 @@ def without_cache(scene: Scene) -> Iterator[Change]:
     uses = [(file, one) for file in files for one in named(file.tree) if "autocast" in last_name(one)]
     file, node = uses[0] if len(uses) == 1 else (None, None)
     call = called_by(file, node) if file is not None and node is not None else None
-    if file is None or call is None or not _is_autocast(file, call) or any(map(_renames_autocast, files)):
+    if file is None or call is None:
+        return
+    known = (*_AUTOCASTS, *(imported_from(file, "torch") & {"autocast"}))
+    names = [one for each in files for one in walk(each.tree, ast.alias) if one.name.endswith("autocast")]
+    if dotted(call.func) not in known or any(one.asname for one in names):  # by another name may be one more
         return
     block = next((one for one in file.around(call) if isinstance(one, WITH)), None)
     begins = block is not None and call in [one.context_expr for one in block.items]
@@ -112,16 +116,6 @@ def without_cache(scene: Scene) -> Iterator[Change]:
     if is_run and len(call.args) < 2 and {one.arg for one in call.keywords} <= {"device_type", "dtype"}:
         edit = with_argument(file, call, "cache_enabled=False")
         yield Change("let autocast keep no casts", (edit,), 1, Cure.FLAG, is_sound=True)
-
-
-def _is_autocast(file: File, call: ast.Call) -> bool:
-    """Return True for `torch.autocast(...)` and its like, also where it is imported by its name."""
-    return dotted(call.func) in (*_AUTOCASTS, *(imported_from(file, "torch") & {"autocast"}))
-
-
-def _renames_autocast(file: File) -> bool:
-    """Return True for `from torch import autocast as cast`: another block may be one."""
-    return any(one.name.endswith("autocast") and one.asname for one in walk(file.tree, ast.alias))
 
 
 _AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")

@@ -134,14 +134,10 @@ class Scene:
         return hidden and self.kind == "tensor" and not self.is_constant
 
     @property
-    def is_on_ctx(self) -> bool:
-        """Whether the bytes are those of an attribute of a `ctx`, which PyTorch does not check."""
-        return self.finding.save is not None and self.finding.save.unchecked == "ctx"
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the bytes are what the program's pack hook returned, and not those of the saved tensor."""
-        return self.finding.save is not None and self.finding.save.unchecked == "packed"
+    def unchecked(self) -> str:
+        """Why PyTorch does not check the bytes: "ctx", of an attribute of a `ctx`, or "packed", what the program's pack
+        hook returned; empty where it does."""
+        return self.finding.save.unchecked if self.finding.save is not None else ""
 
     @property
     def is_unseen(self) -> bool:
@@ -181,7 +177,8 @@ class Scene:
         lines = {(one.file.path, one.statement.lineno) for one in found}
         for span in [one.site.span() for one in self.finding.writes if one.site is not None]:
             file = self.file(span.path) if (span.path, span.line) not in lines else None
-            statement = _statement_on(file, span.line) if file is not None else None
+            rows = simple_statements(file.tree) if file is not None else []
+            statement = next((one for one in rows if span.line in lines_in(one)), None)
             if file is not None and statement is not None:
                 found.append(write_at(Place(file, statement)))
                 lines.add((span.path, statement.lineno))
@@ -236,11 +233,6 @@ class Scene:
                 found[file.path] = file
                 paths += dict.fromkeys(one for one in _imported(file) if one not in paths)
         return list(found.values())
-
-
-def _statement_on(file: File, line: int) -> ast.stmt | None:
-    """The first simple statement that stands on a line."""
-    return next((one for one in simple_statements(file.tree) if line in lines_in(one)), None)
 
 
 def _imported(file: File) -> Iterator[str]:

@@ -9,7 +9,7 @@ from types import CodeType
 
 from noclobber.model.source import Site
 from noclobber.syntax.names import binds, dotted, is_declared, is_own, names_in, parameters, targets, unindexed, uses
-from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Loop, file_at, functions, place_of, walk, within
+from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, file_at, first_line, functions, place_of, walk, within
 
 Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
 Set = tuple[File, Assignment, ast.expr]
@@ -43,11 +43,7 @@ def _scope(code: CodeType) -> Sequence[tuple[File, ast.AST]]:
     if file is None or code.co_name == "<module>":
         return [] if file is None else [(file, file.tree)]
     named = (one for one in functions(file.tree) if one.name == code.co_name)
-    return [(file, one) for one in named if one.lineno >= code.co_firstlineno >= _first_line(one)][:1]
-
-
-def _first_line(function: Function) -> int:
-    return min([function.lineno, *(one.lineno for one in function.decorator_list)])
+    return [(file, one) for one in named if one.lineno >= code.co_firstlineno >= first_line(one)][:1]
 
 
 def _is(target: ast.expr, name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
 from noclobber.syntax.names import arguments, is_given, keyword
-from noclobber.syntax.tree import FOR, WITH, File, Placed, last_line, starts
+from noclobber.syntax.tree import FOR, WITH, File, Placed, first_line, last_line, starts
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp)
 
@@ -98,8 +98,7 @@ def whole_lines(file: File, first: int, last: int) -> Edit:
 
 def lines_of(file: File, row: ast.stmt) -> tuple[int, int]:
     """The first and the last line of a statement, with its decorators and the comments that stand right above it."""
-    first = min((one.lineno for one in getattr(row, "decorator_list", ())), default=row.lineno)
-    blanks = file.indent(row)
+    first, blanks = first_line(row), file.indent(row)
     while first > 1 and file.line(first - 1).startswith(f"{blanks}#"):
         first -= 1
     return first, last_line(row)

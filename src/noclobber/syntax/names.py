@@ -151,6 +151,11 @@ def names_used(node: ast.AST) -> set[str]:
     return own | {last_name(one) for one in named(node)}
 
 
+def only_target(row: ast.AST | None) -> ast.expr | None:
+    """`h` of `h = f(x)`, `(h, y)` of `h, y = f(x)`; None for `h = y = f(x)`, and for any other statement."""
+    return row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
+
+
 def targets(row: ast.stmt) -> list[ast.expr]:
     """What an assignment binds, each part of a tuple by itself; empty for any other statement."""
     waiting = list(row.targets) if isinstance(row, ast.Assign) else [getattr(row, "target", None)]
@@ -254,6 +259,11 @@ def attributes(file: File, *names: str) -> list[ast.Attribute]:
 def attributes_set(file: File, *names: str) -> list[ast.Attribute]:
     """Where a file sets them, adds to them or deletes them."""
     return [one for one in attributes(file, *names) if not isinstance(one.ctx, ast.Load)]
+
+
+def set_later(file: File, *names: str) -> list[ast.Attribute]:
+    """The same elsewhere than where an object begins."""
+    return [one for one in attributes_set(file, *names) if getattr(file.scope(one), "name", "") != "__init__"]
 
 
 def imported_from(file: File, module: str) -> set[str]:

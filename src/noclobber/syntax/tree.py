@@ -330,6 +330,11 @@ def ends(node: Placed) -> tuple[int, int]:
     return last_line(node), node.end_col_offset or node.col_offset
 
 
+def first_line(node: ast.stmt) -> int:
+    """The line that a statement begins on, with its decorators."""
+    return min((one.lineno for one in getattr(node, "decorator_list", ())), default=node.lineno)
+
+
 def last_line(node: Placed) -> int:
     """The line that a node ends on."""
     return node.end_lineno or node.lineno

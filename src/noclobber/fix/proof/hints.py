@@ -40,7 +40,8 @@ class HintTrials:
         tell("measuring the peak of the program as it is")
         self._bare, done.peak = self._run("bare", Patch()), self._run("memory", Patch()).peak
         for _ in range(ROUNDS):
-            hint = next((one for one in _hints(search) if not self._is_withdrawn(one)), None)
+            withdrawn = [_spelled(one) for one, _ in done.withdrawn]
+            hint = next((one for one in _hints(search) if _spelled(one) not in withdrawn), None)
             if hint is None:
                 break
             if (why := self._try(hint, tell)) is None:
@@ -48,9 +49,6 @@ class HintTrials:
             else:
                 done.withdrawn.append((done.patch.unpatched(hint), why))
         return done
-
-    def _is_withdrawn(self, hint: Finding) -> bool:
-        return any(_spelled(hint) == _spelled(one) for one, _ in self._done.withdrawn)
 
     def _try(self, hint: Finding, tell: Callable[[str], None]) -> str | None:
         """Apply a hint. Return None if it was kept, else why not."""
@@ -88,7 +86,9 @@ class HintTrials:
         if abs(before - after - promised) > WITHIN * promised:
             fell = f"the measured peak falls by {size(max(before - after, 0))}, and not by {size(promised)}"
             return f"{fell}: it counts what operators take for themselves"
-        return Applied(self._done.patch.unpatched(hint), candidate.title, before, after, self._proof())
+        calls = f"{counted(bare.result().calls, 'backward call')} compared, all gradients the same to the last bit"
+        proof = calls if bare.result().calls else "the output is the same"
+        return Applied(self._done.patch.unpatched(hint), candidate.title, before, after, proof)
 
     def _differs(self, result: Result) -> str:
         """Return how a patched run under PyTorch alone differs from the program as it is; empty if it does not."""
@@ -106,11 +106,6 @@ class HintTrials:
         if not differing and not comparison.identical(one, other):
             return "gradients, parameters or buffers differ in the last bits"
         return differing
-
-    def _proof(self) -> str:
-        calls = self._bare.calls if self._bare is not None else 0
-        same = "all gradients the same to the last bit"
-        return f"{counted(calls, 'backward call')} compared, {same}" if calls else "the output is the same"
 
     def _run(self, mode: Mode, patch: Patch) -> Result:
         return self._start(mode, patch).result()

@@ -13,7 +13,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.syntax.edits import replace
-from noclobber.syntax.names import called_by, dotted, last_name
+from noclobber.syntax.names import called_by, dotted, last_name, mentions
 from noclobber.syntax.tree import File, walk
 
 
@@ -21,19 +21,14 @@ def recorded(scene: Scene) -> Iterator[Change]:
     """`inference_mode` as `no_grad`: each place alone, then all."""
     files = scene.files() if scene.code == "NC306" else []
     edits = [edit for file in files for edit in _as_no_grad(file)]
-    uses = [
-        (file, one) for file in files for one in walk(file.tree, ast.Name, ast.Attribute, ast.alias) if _is_mode(one)
-    ]
-    is_sound = len(uses) == len(edits) == 1 and all(
-        dotted(one) == "torch.inference_mode" and isinstance(file.above[one], ast.Call) for file, one in uses
-    )
+    uses = [(file, one) for file in files for one in mentions(file, "inference_mode")]
+    imported = [one for file in files for one in walk(file.tree, ast.alias) if one.name == "inference_mode"]
+    is_sound = len(uses) == len(edits) == 1 and not imported
+    is_sound &= all(dotted(one) == "torch.inference_mode" for _, one in uses)
+    is_sound &= all(isinstance(file.above[one], ast.Call) for file, one in uses)
     for some in dict.fromkeys([*((one,) for one in edits), tuple(edits)]):
         title = "use `no_grad` instead of `inference_mode`"
         yield from change(title, some, 1 if len(some) == 1 else 2, Cure.MODE, is_sound)
-
-
-def _is_mode(one: ast.AST) -> bool:
-    return (one.name if isinstance(one, ast.alias) else last_name(one)) == "inference_mode"
 
 
 def _as_no_grad(file: File) -> Iterator[Edit]:

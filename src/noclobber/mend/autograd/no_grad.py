@@ -57,7 +57,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, ends, last_line, starts, walk
+from noclobber.syntax.tree import FUNCTION, File, ends, first_line, last_line, starts, walk
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
@@ -89,8 +89,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
         yield Change(_TITLE, under_no_grad(file, [found]), 1 + more)
         scope = file.scope(found)
         if isinstance(scope, FUNCTION) and not returned(scope):
-            at = scope.decorator_list[0].lineno if scope.decorator_list else scope.lineno
-            decorator = insert(file, at, 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
+            decorator = insert(file, first_line(scope), 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
             yield Change(f"put `{scope.name}` under `torch.no_grad()`", (decorator,), 2 + more)
 
 

@@ -36,7 +36,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, ends, last_line, starts, walk, within
+from noclobber.syntax.tree import FOR, FUNCTION, File, ends, last_line, starts, walk, within
 from noclobber.syntax.writes import WriteSyntax, base_of, is_read_on, loses_write, write_in, writes
 
 
@@ -64,11 +64,9 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
     loop = next(iter(reversed(file.loops(write.statement))), None)
     inside = cloned_before(file, _first_of_batch(write), name)
     saves = [one for one in scene.places("save") if one.file.path == file.path]
-    if (
-        loop is not None
-        and not _is_loop_variable(loop, name)
-        and not any(loop in file.around(one.node) for one in saves)
-    ):
+    heads = [one for one in walk(loop, ast.stmt) if isinstance(one, FOR)] if loop is not None else []
+    is_bound = any(name.split(".")[0] in names_in(one.target) for one in heads)
+    if loop is not None and not is_bound and not any(loop in file.around(one.node) for one in saves):
         outside = cloned_before(file, loop, name)
         yield from change(f"write into a clone of `{name}`, made before the loop", [outside], cost)
     yield from change(f"write into a clone of `{name}`", [inside], cost + 2 * (loop is not None))
@@ -91,10 +89,6 @@ def _writes_part(file: File, statement: ast.stmt, name: str) -> bool:
         return isinstance(target, ast.Subscript) and dotted(base_of(target)) == name
     earlier = write_in(file, statement)
     return earlier.name == name and (isinstance(statement, ast.AugAssign) or earlier.call is not None)
-
-
-def _is_loop_variable(loop: Loop, name: str) -> bool:
-    return any(name.split(".")[0] in names_in(one.target) for one in walk(loop, ast.stmt) if isinstance(one, FOR))
 
 
 def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:

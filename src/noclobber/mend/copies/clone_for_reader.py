@@ -61,6 +61,7 @@ from noclobber.syntax.names import (
     mentioned,
     names_used,
     only_binding,
+    only_target,
     owner,
     parameters,
     returned,
@@ -185,7 +186,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     file, save = place.file, place.node
     if not isinstance(save, ast.expr):
         return None
-    if scene.is_on_ctx:
+    if scene.unchecked == "ctx":
         return _kept_by_ctx(scene, file, place.statement)
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
@@ -206,7 +207,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
 def _kept_by_ctx(scene: Scene, file: File, row: ast.stmt | None) -> Change | None:
     """`ctx.mask = mask.clone()`, of what a `forward` has computed, or has written into what it was given, which writes
     nothing after that; and the class only reads it."""
-    target = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
+    target = only_target(row)
     if not isinstance(row, ast.Assign) or not isinstance(row.value, ast.Name) or not isinstance(target, ast.Attribute):
         return None
     scope, name, around = file.scope(row), row.value.id, file.class_of(row)
@@ -434,7 +435,9 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
     is_given = bool(handed and all(handed))
-    is_given |= set(scene.finding.fields) <= {*_FIRST} and _is_only_called(file, save.func)
+    # Where the file only calls the module, no hook has what it computes inside.
+    is_called = all(called_by(file, one) for one in mentioned(file, last_name(save.func)))
+    is_given |= set(scene.finding.fields) <= {*_FIRST} and is_called
     if ((made is not None and is_given and scene.kind == "tensor") or is_own) and len(values(save)) == 1:
         return save.args
     # What a module holds is written in the call of the module: no argument of that call is it.
@@ -467,11 +470,6 @@ def _bound_to(file: File, parts: list[ast.expr], names: set[str]) -> list[ast.ex
             return []
         found += [one] * any(each & names for each in given if each is not None)
     return found
-
-
-def _is_only_called(file: File, module: ast.expr) -> bool:
-    """Return True if a file hands a module to nothing: no hook has what it computes inside."""
-    return all(called_by(file, one) for one in mentioned(file, last_name(module)))
 
 
 def _parts(given: list[ast.expr]) -> list[ast.expr]:

@@ -149,7 +149,7 @@ def packed_apart(scene: Scene) -> Iterator[Change]:
     """`return slot.clone()` for the `return slot` of a pack hook that fills a slot which it uses again.
 
     The hook has no other use for the slot, and neither hook asks which tensor it is."""
-    for write in scene.writes() if scene.is_packed else ():
+    for write in scene.writes() if scene.unchecked == "packed" else ():
         file, scope, slot = write.file, write.file.scope(write.statement), write.target
         if not isinstance(scope, FUNCTION) or not isinstance(slot, ast.Name) or write.statement not in scope.body:
             continue

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from noclobber.syntax.names import Name, bindings, called, called_by, has_stars, mentioned
+from noclobber.syntax.names import Name, bindings, called, called_by, has_stars, mentioned, only_target
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, walk
 
 
@@ -47,8 +47,7 @@ def _objects(file: File, of: ast.ClassDef) -> list[Name]:
         return []
     for one in mentioned(file, of.name):
         made = called_by(file, one)
-        row = file.above[made] if made is not None else None
-        target = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
+        target = only_target(file.above[made]) if made is not None else None
         scope = file.scope(target) if isinstance(target, ast.Name) else None
         if not isinstance(target, ast.Name) or not isinstance(scope, FUNCTION):
             return []

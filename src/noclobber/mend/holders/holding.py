@@ -38,6 +38,7 @@ from noclobber.syntax.names import (
     keyword,
     last_name,
     names_used,
+    only_target,
     parameters,
     root_of,
     targets,
@@ -430,13 +431,11 @@ def _is_in_place(file: File, call: ast.Call) -> bool:
 
 def _is_taken_back(file: File, call: ast.expr) -> bool:
     """`h = h.add_(1)`, `h = self.drop(h)`: what is handed on is bound to the name that it came from."""
-    above = file.above[call]
-    if not isinstance(above, ast.Assign) or len(above.targets) != 1:
-        return False
+    target = only_target(file.above[call])
     handed: ast.expr | None = call if isinstance(call, (ast.Call, ast.Attribute)) else None
     while handed is not None and not isinstance(handed, ast.Name):
         handed = passes_on(file, handed)
-    return isinstance(handed, ast.Name) and dotted(above.targets[0]) == handed.id
+    return isinstance(handed, ast.Name) and dotted(target) == handed.id
 
 
 def _gives_new(file: File, function: ast.FunctionDef) -> bool:
@@ -488,8 +487,8 @@ def _is_saved(file: File, name: ast.Name) -> bool:
     above = file.above[name]
     if isinstance(above, ast.Call) and called(above) == "save_for_backward":
         return True
-    target = above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
-    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "ctx"
+    target = only_target(above)
+    return isinstance(target, ast.Attribute) and dotted(target.value) == "ctx"
 
 
 def _blocks_with(file: File, node: ast.stmt) -> Iterator[ast.AST]:
@@ -520,8 +519,8 @@ def _binding(file: File, name: str, write: ast.stmt) -> tuple[ast.Name, list[ast
 
 def _target(row: ast.stmt, name: str) -> ast.Name | None:
     """Where an assignment binds a name, alone or in a tuple."""
-    targets = row.targets if isinstance(row, ast.Assign) and len(row.targets) == 1 else []
-    parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    target = only_target(row)
+    parts = target.elts if isinstance(target, ast.Tuple) else [target]
     found = [one for one in parts if isinstance(one, ast.Name) and one.id == name]
     return found[0] if len(found) == 1 else None
 

@@ -160,27 +160,19 @@ def passes_on(file: File, value: ast.expr) -> ast.expr | None:
         return value.value
     if not isinstance(value, ast.Call):
         return None
-    of = owner(value)
-    if of is not None and last_name(of) not in (*NAMESPACES, "nn", "self") and _hands_on(called(value)):
+    of, name = owner(value), called(value)
+    is_handing = name in HANDING_ON or (name.endswith("_") and not name.startswith("_"))
+    if of is not None and last_name(of) not in (*NAMESPACES, "nn", "self") and is_handing:
         return of
     made = module_called(file, value)
     if made is not None and module_passes(made) and not module_gives_new(made) and len(value.args) == 1:
         return value.args[0]
-    flagged = is_flagged(value) and last_name(value.func) in FUNCTIONS | {"dropout"}
-    return value.args[0] if value.args and (flagged or _is_passing_function(value)) else None
+    is_passing = is_flagged(value) and name in FUNCTIONS | {"dropout"}
+    is_passing |= last_name(of) in NAMESPACES and name in _PASSING_FUNCTIONS
+    return value.args[0] if value.args and is_passing else None
 
 
-def _is_passing_function(call: ast.Call) -> bool:
-    """`F.dropout(h)`, `torch.relu_(h)`."""
-    named = isinstance(call.func, ast.Attribute) and last_name(call.func.value) in NAMESPACES
-    return named and called(call) in ("dropout", "dropout2d", "relu_", "sigmoid_", "tanh_", "elu_", "leaky_relu_")
-
-
-def _hands_on(method: str) -> bool:
-    """Return True if a method may return its tensor or a view of it, as methods that write in place do."""
-    return method in HANDING_ON or (method.endswith("_") and not method.startswith("_"))
-
-
+_PASSING_FUNCTIONS = ("dropout", "dropout2d", "relu_", "sigmoid_", "tanh_", "elu_", "leaky_relu_")
 _UNKNOWN = ("register_forward", "register_module_forward", ".inplace", "setattr(")
 """What lets a program see what any module is given and gives, or make modules other than they were built."""
 _OF_MODULES = ("to", "cuda", "cpu", "double", "float", "half", "bfloat16", "eval", "train", "requires_grad_")

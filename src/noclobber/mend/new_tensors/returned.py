@@ -25,7 +25,6 @@ from noclobber.model.seen.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
     bindings,
-    call_of,
     called,
     called_by,
     calls,
@@ -78,13 +77,13 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
     file, statement = write.file, write.statement
     target: ast.expr | None = None
     in_hook = isinstance(scene.finding.event, GradientWrite) and _is_given_to(file, write.node, "register_hook")
-    in_hook |= scene.is_packed and _is_given_to(file, write.node, "saved_tensors_hooks")
+    in_hook |= scene.unchecked == "packed" and _is_given_to(file, write.node, "saved_tensors_hooks")
     if scene.is_refused or not (_in_backward(write) or in_hook):
         return None
     if isinstance(statement, ast.AugAssign):
         target = statement.target
-    elif (call := call_of(statement) or _value_of(statement)) is not None:
-        target = root_of(call)
+    elif isinstance(statement, (ast.Assign, ast.Expr)) and isinstance(statement.value, ast.Call):
+        target = root_of(statement.value)
     taken = target if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) else None
     if not isinstance(target, ast.Name) or not is_held_by_engine(file, target.id, statement, taken):
         return None
@@ -103,11 +102,6 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         edits = list(returning(write, edits))
     title = f"make a new tensor of `{target.id}`, and leave the given tensor unchanged"
     return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True) if edits else None
-
-
-def _value_of(row: ast.stmt | None) -> ast.Call | None:
-    """`s.mul_(k)` of `slope = s.mul_(k)`."""
-    return row.value if isinstance(row, ast.Assign) and isinstance(row.value, ast.Call) else None
 
 
 def _is_returned(write: WriteSyntax) -> bool:
@@ -148,7 +142,9 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     file, call, event = write.file, write.node, scene.finding.event
     # Not of a view from without gradients or from a Function: what it shows may be read for the written values.
     refused = scene.is_refused and scene.code in ("NC303", "NC307", "NC399")
-    given = isinstance(event, GradientWrite) or (scene.is_packed and _is_given_to(file, call, "saved_tensors_hooks"))
+    given = isinstance(event, GradientWrite) or (
+        scene.unchecked == "packed" and _is_given_to(file, call, "saved_tensors_hooks")
+    )
     if not isinstance(call, ast.Call) or not (refused or given):
         return None
     outer: ast.AST = call

@@ -63,7 +63,7 @@ def _into_list(file: File, scope: Scope, name: str, made: ast.AST | None, dim: i
         source = source.removesuffix(".clone()") if isinstance(made.value, ast.Call) else source
         return [replace(file, made.value, f"list({source}{split})")]
     if made is None and name in parameters(scope) and isinstance(scope, FUNCTION):
-        body = [one for one in scope.body if not _is_docstring(one)]
+        body = scope.body[ast.get_docstring(scope) is not None :]
         edit = before(file, body[0], f"{name} = list({name}{split})") if body else None
         return [edit] if edit is not None else []
     return []
@@ -109,7 +109,3 @@ def _count(file: File, name: ast.Name, dim: int) -> ast.expr | None:
     whole = file.above[owner] if isinstance(owner, ast.Attribute) else None
     texts = (f"{name.id}.size({dim})", f"{name.id}.shape[{dim}]")
     return whole if isinstance(whole, ast.expr) and file.source(whole) in texts else None
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -13,7 +13,6 @@ from noclobber.mend.scene import Scene
 from noclobber.model.seen.operators import TWIN_IS_VIEW, VIEWS
 from noclobber.syntax.edits import cloned_before, remove, replace
 from noclobber.syntax.names import (
-    attributes_set,
     call_of,
     called,
     called_by,
@@ -27,6 +26,7 @@ from noclobber.syntax.names import (
     only_binding,
     owner,
     parameters,
+    set_later,
     uses,
 )
 from noclobber.syntax.tree import File, last_line, starts, walk
@@ -134,12 +134,11 @@ def _stays(file: File, index: ast.expr, row: ast.stmt) -> bool:
     scope = file.scope(row)
     names = {each.id for each in walk(index, ast.Name)} - {"self"}
     below = [use for each in names for use in uses(scope, each) if starts(use) > starts(row)]
-    stored = attributes_set(file, *(each.attr for each in walk(index, ast.Attribute)))
     return (
         not any(isinstance(each, (ast.Call, ast.Subscript, ast.NamedExpr)) for each in ast.walk(index))
         and not any(isinstance(use.ctx, ast.Store) or isinstance(file.above[use], ast.Attribute) for use in below)
         and all(is_own(scope, each) and (each in parameters(scope) or uses(scope, each, ast.Store)) for each in names)
-        and all(getattr(file.scope(each), "name", "") == "__init__" for each in stored)
+        and not set_later(file, *(each.attr for each in walk(index, ast.Attribute)))
     )
 
 

@@ -61,6 +61,7 @@ from noclobber.syntax.tree import (
     Loop,
     Place,
     Turns,
+    first_line,
     has_text_of_lines,
     last_line,
     lines_in,
@@ -156,11 +157,8 @@ def _records(scene: Scene, file: File, row: ast.Assign, models: set[str]) -> boo
 def _computes(file: File, value: ast.expr, models: set[str]) -> bool:
     """Return True if an expression computes with a model or with what one gave, and not only asks for its weights."""
     found = (one for one in named(value) if dotted(one) in models)
-    return any(not (_is_asked(file.above[one]) or _is_gradient(file, one) or acts(file, one)) for one in found)
-
-
-def _is_asked(above: ast.AST) -> bool:
-    return isinstance(above, ast.Attribute) and above.attr in (*OF_MODELS, "to", "cuda", "detach")
+    found = (one for one in found if getattr(file.above[one], "attr", "") not in (*OF_MODELS, "to", "cuda", "detach"))
+    return any(not (_is_gradient(file, one) or acts(file, one)) for one in found)
 
 
 def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
@@ -288,5 +286,4 @@ def _edits(file: File, loop: Turns, rows: Sequence[ast.Assign], *, moves: bool) 
     lines = [(file.line(number), file.indent(row) or "") for row in rows for number in lines_in(row)]
     text = "".join(f"{inner}{line.removeprefix(indent)}\n" if line.strip() else "\n" for line, indent in lines)
     gone = [whole_lines(file, row.lineno, last_line(row)) for row in rows if moves]
-    first = min((one.lineno for one in getattr(begin, "decorator_list", ())), default=begin.lineno)
-    return (*gone, insert(file, first, 1, text))
+    return (*gone, insert(file, first_line(begin), 1, text))

@@ -25,7 +25,6 @@ from noclobber.mend.holders.seen import looks_around
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.operators import DRAWING
 from noclobber.syntax.names import (
-    attributes_set,
     call_of,
     called,
     calls,
@@ -44,6 +43,7 @@ from noclobber.syntax.names import (
     names_used,
     own_names,
     owner,
+    set_later,
     targets,
     unindexed,
     uses,
@@ -54,7 +54,6 @@ from noclobber.syntax.writes import base_of, changed_by, writes, written_by
 
 OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
 """Methods that show what has weights, and that are no forward."""
-_LOAD = ast.Load()
 _NONE = frozenset[str]()
 _RUN = ("forward", "__call__")
 _OF_STATE = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr, ast.Delete)
@@ -215,16 +214,10 @@ def _is_again_the_same(
         elif isinstance(one, ast.AugAssign):
             is_same = holds_alone(file, dotted(one.target), one)
         else:
-            is_same = isinstance(getattr(one, "ctx", _LOAD), ast.Load) and not _is_set_later(file, one)
+            is_same = isinstance(getattr(one, "ctx", None), ast.Load) and not set_later(file, getattr(one, "attr", ""))
         if not is_same:
             return False
     return all(_is_again_the_same(scene, each, one, models, known | own) for each, one in ran)
-
-
-def _is_set_later(file: File, node: ast.AST) -> bool:
-    """Return True if a file sets an attribute elsewhere than where an object begins."""
-    stored = attributes_set(file, getattr(node, "attr", ""))
-    return any(getattr(file.scope(one), "name", "") != "__init__" for one in stored)
 
 
 def _is_known(file: File, call: ast.Call, models: set[str]) -> bool:
@@ -242,7 +235,9 @@ def _is_known(file: File, call: ast.Call, models: set[str]) -> bool:
         or module_called(file, call) is not None
     ):
         return True
-    if called(definition(file, call.func, call)).endswith("Loss") or _is_distribution(file, call):
+    if called(definition(file, call.func, call)).endswith("Loss"):
+        return True
+    if ".distributions." in dotted(call.func) or dotted(call.func) in imported_from(file, "torch.distributions"):
         return True
     if name in ("items", "keys", "values") and not call.args:
         return True
@@ -257,11 +252,6 @@ def _is_taken_out(file: File, name: ast.Name) -> bool:
     while isinstance(above, ast.Tuple):
         above = file.above[above]
     return isinstance(above, (*FOR, ast.comprehension))
-
-
-def _is_distribution(file: File, call: ast.Call) -> bool:
-    """`Categorical(logits=h)`, where it is imported from `torch.distributions`."""
-    return ".distributions." in dotted(call.func) or dotted(call.func) in imported_from(file, "torch.distributions")
 
 
 def models_of(file: File, loop: Turns) -> set[str]:

@@ -192,7 +192,8 @@ def _moved(
         return
     gone = whole_lines(file, begin, stop) if is_row else gone
     order = _order(file, step.row, read.row, rows, first, second)
-    mine, own = optimizer_of(step.row), _first_stepped([*order.passed, *order.below])
+    below = (one for row in (*order.passed, *order.below) for one in simple_statements(row))
+    mine, own = optimizer_of(step.row), next(filter(None, map(optimizer_of, below)), "")
     if own and own != mine and (call := _backward_without(read, "inputs")) is not None:
         inputs = with_argument(file, call, f"inputs={_parameters_of(scene, own)}")
         only = f"compute gradients there only for the parameters of `{own}`"
@@ -251,11 +252,6 @@ def _run_by(file: File, row: ast.stmt, inner: ast.stmt) -> tuple[list[ast.stmt],
             and (of is None or not any(of.name in map(last_name, one.bases) for one in walk(file.tree, ast.ClassDef)))
         )
     return block[:at], block[at + 1 :], is_all
-
-
-def _first_stepped(rows: Sequence[ast.stmt]) -> str:
-    """The first optimizer that some statements step."""
-    return next((name for row in rows for one in simple_statements(row) if (name := optimizer_of(one))), "")
 
 
 def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:

@@ -44,7 +44,6 @@ from dataclasses import replace
 from noclobber.model.reports.finding import Cause, Cure, Finding, Label, Suggestion, label
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Event
-from noclobber.model.source import Site
 from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.carrying import built_once, steps_between, steps_in_loop
@@ -97,7 +96,7 @@ def _explained(event: Refusal) -> Finding:
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
         )
     repeated = event.repeated_root
-    if event.written is not None and not _shows_a_write(event.written):
+    if event.written and event.written.inside is None and write_of(event.written).form in _NO_WRITE:
         event = replace(event, written=None)  # an operator such as that of `GRUCell` writes what it made itself
     states = event.carried if event.are_all_carried else ()
     turns = carrying.in_words(event.site)
@@ -139,9 +138,8 @@ def _explained(event: Refusal) -> Finding:
     return _finding(event, _HEADLINES[repeated], helps, note, known[repeated])
 
 
-def _shows_a_write(site: Site) -> bool:
-    """Return True if a line writes in place by its text, or in the code of a library."""
-    return site.inside is not None or write_of(site).form not in (Form.CALL, Form.OTHER)
+_NO_WRITE = (Form.CALL, Form.OTHER)
+"""What the text of a line looks like that writes nothing in place."""
 
 
 def _note(repeated: bool | None) -> str:

@@ -71,13 +71,9 @@ def find(event: Event) -> Finding | None:
         notes.append(
             "DistributedDataParallel copies the buffers of rank 0 into every rank at the start of each forward"
         )
-        writes = _broadcasts(writes)
+        # A lone buffer is received in place and then copied onto itself: one write of the two is shown.
+        writes = tuple(one for one in writes if one.op.startswith("c10d::") or not _is_spread(one)) or writes
     return story(headline, event, writes, notes=notes, helps=helps)
-
-
-def _broadcasts(writes: tuple[Write, ...]) -> tuple[Write, ...]:
-    """One write for each broadcast. A lone buffer is received in place and then copied onto itself: two writes."""
-    return tuple(write for write in writes if write.op.startswith("c10d::") or not _is_spread(write)) or writes
 
 
 def _is_spread(write: Write) -> bool:

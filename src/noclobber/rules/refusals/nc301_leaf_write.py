@@ -67,10 +67,6 @@ def _created(refusal: Refusal) -> str:
     return "the view is made here" if _of_a_view(refusal) else "the leaf is made here"
 
 
-def _notes(refusal: Refusal) -> list[str]:
-    return [_WHY, *[_VIEW] * _perhaps_a_view(refusal)]
-
-
 def _helps(refusal: Refusal) -> list[Help]:
     """What to do: the cause is read from the text of the write."""
     write, text = write_of(blamed(refusal)), words_at(blamed(refusal))
@@ -145,6 +141,6 @@ TEXTS = (
     _text(
         ["a leaf Variable that requires grad is being used in an in-place operation unless view of a leaf Variable"],
         helps=_helps,
-        note=_notes,
+        note=lambda refusal: [_WHY, *[_VIEW] * _perhaps_a_view(refusal)],
     ),
 )

@@ -53,10 +53,6 @@ def _headline(refusal: Refusal) -> str:
     return f"in-place write to {named(refusal, 'a view of a leaf tensor that requires grad')}"
 
 
-def _surfaced(refusal: Refusal) -> str:
-    return APPLIED if is_applied(refusal.site) else ""
-
-
 def _helps(refusal: Refusal) -> list[Suggestion]:
     site = blamed(refusal)
     if is_applied(refusal.site):
@@ -82,6 +78,6 @@ TEXTS = (
         _helps,
         "a view shares its bytes with the leaf, and the gradient of the leaf belongs to its value in forward",
         told=partial(writes_it, target="through the view"),
-        surfaced=_surfaced,
+        surfaced=lambda refusal: APPLIED if is_applied(refusal.site) else "",
     ),
 )

@@ -46,7 +46,6 @@ from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import by_iteration, is_rebindable, write_of
 from noclobber.syntax.names import called
 from noclobber.syntax.tree import FOR, walk
-from noclobber.syntax.writes import WriteSyntax
 
 
 def _below(refusal: Refusal) -> list[Help]:
@@ -65,25 +64,18 @@ def _helps(refusal: Refusal) -> list[Help]:
         return [f"use `{op.rstrip('_')}`, which leaves the view as it is"]
     if is_rebindable(write, refused=True):
         return [ASIDE]
-    if by_iteration(write) and _is_split_by_call(write):
+    gone_through = [one.iter for one in write.file.around(write.node) if isinstance(one, FOR)]
+    # The parts of `t.unbind(1)` may lie along another dimension than those of `t`.
+    is_split = any(called(call) in SPLITS for one in gone_through for call in walk(one, ast.Call))
+    if by_iteration(write) and is_split:
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
         return [f"collect new parts in a list, and join them along the same dimension: {joined}"]
-    if by_iteration(write) and any(isinstance(one, (ast.Tuple, ast.List)) for one in _gone_through(write)):
+    if by_iteration(write) and any(isinstance(one, (ast.Tuple, ast.List)) for one in gone_through):
         return [Suggestion("bind the names to new tensors: `a, b = a.relu(), b.relu()`", cure=Cure.OUT_OF_PLACE)]
     if by_iteration(write):
         index = "index instead of iterating: `for i in range(len(t)): t[i] *= s`"
         return [index, Suggestion("or work on the whole tensor at once, out of place", cure=Cure.OUT_OF_PLACE)]
     return ["write to a slice of the base, `x[:n] += y`, or to a clone of the part"]
-
-
-def _is_split_by_call(write: WriteSyntax) -> bool:
-    """Return True for `for part in t.unbind(1)`: its parts may lie along another dimension than those of `t`."""
-    return any(called(call) in SPLITS for one in _gone_through(write) for call in walk(one, ast.Call))
-
-
-def _gone_through(write: WriteSyntax) -> list[ast.expr]:
-    """What the loops around a write go through."""
-    return [one.iter for one in write.file.around(write.node) if isinstance(one, FOR)]
 
 
 _text = partial(

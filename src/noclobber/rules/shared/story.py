@@ -54,7 +54,8 @@ def story(
     read = read_label(clobber.read, after=after)
     known = [*saved, *created, *written]
     if len(known) + len(read) > MOST_LABELS:
-        notes = (*notes, *_read_in_words(clobber))
+        node = f", in {clobber.read.node}" if clobber.read.node else ""
+        notes = (*notes, f"{reader_in_words(clobber.read)} reads it at {where(clobber.read.site)}{node}")
         read = ()
     more, said = _followers(writes[1:], written, room=MOST_LABELS - len(known) - len(read), clobber=clobber, verb=verb)
     beside = (*beside, *(in_step(blamed) if blamed else ()))
@@ -62,12 +63,6 @@ def story(
     library = library or inside_label(clobber.save.site, f"{node_in_words(clobber.save.node)} runs here")
     labels = (*known, *more, *read, *beside, *library)
     return account(headline, labels, notes=(*notes, *said), helps=helps)
-
-
-def _read_in_words(clobber: Clobber) -> tuple[str, ...]:
-    read = clobber.read
-    node = f", in {read.node}" if read.node else ""
-    return (f"{reader_in_words(read)} reads it at {where(read.site)}{node}",)
 
 
 def _followers(

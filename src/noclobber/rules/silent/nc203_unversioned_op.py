@@ -43,7 +43,6 @@ from collections.abc import Sequence
 
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.events import Write
 from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
@@ -64,7 +63,8 @@ def find(event: Event) -> Finding | None:
     if is_step(first):
         weight = subject(event.save.tensor, "parameter")
         headline = f"{writer_in_words(first)} silently changes {weight} before a backward that still needs it"
-        notes = [step_note(event, first), _uncounted(first)]
+        own, uncounted = "an alias such as `.data` has its own version counter", "a fused optimizer counts no version"
+        notes = [step_note(event, first), f"{own if first.via == 'data' else uncounted}, so PyTorch raises nothing"]
         helps: Sequence[Help] = step_cures(event, first)
     elif is_statistics(first):
         headline = f"batch norm silently rewrites {what}, which backward still needs"
@@ -79,26 +79,11 @@ def find(event: Event) -> Finding | None:
         )
     else:
         headline = f"silent in-place write by `{op_in_words(first.op)}`: backward reads other bytes than were saved"
-        notes = [
-            _collective(first) or f"`{op_in_words(first.op)}` counts no version, so PyTorch raises nothing",
-            reason(event.save),
-        ]
+        what = f"`{op_in_words(first.op)}`" if "c10d" not in first.op else "a collective writes its result in place and"
+        notes = [f"{what} counts no version, so PyTorch raises nothing", reason(event.save)]
         helps = (
             Suggestion(
                 "give this operator a copy (`.clone()`), or run it after the backward", cure=Cure.CLONE_ARGUMENT
             ),
         )
     return story(headline, event, writes, notes=notes, helps=helps)
-
-
-def _uncounted(write: Write) -> str:
-    who = "an alias such as `.data` has its own version counter" if write.via == "data" else ""
-    return f"{who or 'a fused optimizer counts no version'}, so PyTorch raises nothing"
-
-
-def _collective(write: Write) -> str:
-    return (
-        "a collective writes its result in place and counts no version, so PyTorch raises nothing"
-        if "c10d" in write.op
-        else ""
-    )

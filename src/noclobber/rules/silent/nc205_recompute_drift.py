@@ -61,7 +61,6 @@ from dataclasses import replace
 from noclobber.model.reports.finding import Cause, Cure, Finding, Suggestion, label_at
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.silent import Drift, Event, Moved
-from noclobber.model.source import Site
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
@@ -244,7 +243,9 @@ def _stopped(event: Drift) -> Finding:
 
 def _cures(drift: Drift, clobber: Clobber) -> Sequence[Help]:
     if not clobber.writes:
-        if _forgets_random_state(drift.region):
+        region = place_of(drift.region)
+        call = region.node if region is not None else None
+        if isinstance(call, ast.Call) and is_given(call, "preserve_rng_state", False):
             return ("let checkpoint restore the random state: `preserve_rng_state=True`",)
         return (
             "the region must compute the same when it runs again: no counters, no globals that change",
@@ -272,10 +273,3 @@ def _cures(drift: Drift, clobber: Clobber) -> Sequence[Help]:
             cure=Cure.CLONE_ARGUMENT,
         ),
     )
-
-
-def _forgets_random_state(region: Site | None) -> bool:
-    """Whether the call that runs the region says `preserve_rng_state=False`."""
-    place = place_of(region)
-    call = place.node if place is not None else None
-    return isinstance(call, ast.Call) and is_given(call, "preserve_rng_state", False)
