@@ -77,8 +77,8 @@ _FIRST = ("self", "input", "mat1")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
 _RESULTS = ("result", "output", "out")
 """Fields of what is the first operand, the second operand and the result."""
-_MAYBE = (ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
-"""What may be a tensor, beside a name."""
+_MAYBE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
+"""What may be a tensor."""
 
 
 def kept_as_clone(scene: Scene) -> Iterator[Change]:
@@ -97,7 +97,9 @@ def cloned(scene: Scene) -> Iterator[Change]:
     field, is_result = (save.field, save.is_output) if save is not None else ("", False)
     for place in scene.places("save"):
         if field in _RESULTS or is_result:
-            yield from _of_result(place, cost)
+            if isinstance(place.node, ast.expr) and not _is_target(place):
+                edit = append(place.file, place.node, ".clone()")
+                yield Change("go on with a clone of what autograd keeps", (edit,), cost)
             continue
         operands = _operands(place, field)
         chosen = _kept(operands, field, scene)
@@ -110,12 +112,6 @@ def cloned(scene: Scene) -> Iterator[Change]:
         if not any(place.file.source(one).endswith(".clone()") for one in operands):
             other = [one for one in operands if dotted(one) not in {write.name for write in scene.writes()}]
             yield from _of_definitions(place, other, cost)
-
-
-def _of_result(place: Place, cost: int) -> Iterator[Change]:
-    if isinstance(place.node, ast.expr) and not _is_target(place):
-        edit = append(place.file, place.node, ".clone()")
-        yield Change("go on with a clone of what autograd keeps", (edit,), cost)
 
 
 def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterator[Change]:
@@ -137,14 +133,16 @@ def _operands(place: Place, field: str) -> list[ast.expr]:
         found = [node.value]
     elif isinstance(node, ast.Call) and called(node) not in ("grad", "backward"):
         given = [*node.args, *(one.value for one in node.keywords if one.arg is not None)]
-        found = [one for one in given if not isinstance(one, ast.Starred)]
-        if isinstance(node.func, ast.Attribute) and not is_namespace(node.func.value) and _is_method(node):
-            found = [node.func.value, *found]
+        found, of = [one for one in given if not isinstance(one, ast.Starred)], owner(node)
+        is_module = dotted(of) == "self" or (isinstance(of, ast.Name) and of.id[:1].isupper())
+        if of is not None and not is_namespace(of) and not is_module:  # `x.mul(y)`, and not `self.net(y)`
+            found = [of, *found]
     elif isinstance(node, ast.Subscript):
         found = indexes(node) if _is_target(place) or field == "indices" else [node.value]
     else:
         found = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-    return [one for one in found if _may_be_tensor(one)]
+    writing = [one for one in found if any(writes(each) for each in walk(one, ast.Call))]
+    return [one for one in found if isinstance(one, _MAYBE) and one not in writing]
 
 
 def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:
@@ -159,17 +157,6 @@ def _kept(operands: list[ast.expr], field: str, scene: Scene) -> list[ast.expr]:
     if field in _SECOND and len(operands) > 1:
         return operands[1:2]
     return operands[:1]
-
-
-def _is_method(call: ast.Call) -> bool:
-    """Whether a method is one of tensors, not a module kept as an attribute: `x.mul(y)`, not `self.net(y)`."""
-    of = owner(call)
-    return not (dotted(of) == "self" or (isinstance(of, ast.Name) and of.id[:1].isupper()))
-
-
-def _may_be_tensor(node: ast.expr) -> bool:
-    holds_write = any(writes(one) for one in walk(node, ast.Call))
-    return isinstance(node, ast.Name) or (isinstance(node, _MAYBE) and not holds_write)
 
 
 def _is_target(place: Place) -> bool:

@@ -158,7 +158,9 @@ def packed_apart(scene: Scene) -> Iterator[Change]:
         hooks = _hooks(file, scope)
         if not back or others or not hooks or any(starts(one) < ends(write.statement) for one in back):
             continue
-        if not any(map(_asks_which, hooks)) and next(walk(scope, ast.Try), None) is None:
+        nodes = [one for each in hooks for one in ast.walk(each)]
+        asked = [one for one in nodes if isinstance(one, ast.Is) or called(one) == "id" or called(one).endswith("_ptr")]
+        if not asked and next(walk(scope, ast.Try), None) is None:
             edits = tuple(append(file, one, ".clone()") for one in back)
             yield Change("let the pack hook return memory of its own", edits, 1, Cure.CLONE_VALUE, is_sound=True)
 
@@ -169,12 +171,6 @@ def _hooks(file: File, pack: Function) -> list[Function]:
     names = {last_name(one) for each in given for one in each.args}
     found = [one for one in functions(file.tree) if one.name in names]
     return found if len(given) == 1 and len(found) == len(given[0].args) == 2 else []
-
-
-def _asks_which(function: Function) -> bool:
-    """Return True if a function compares objects by what they are."""
-    asked = (called(one) == "id" or called(one).endswith("_ptr") for one in walk(function, ast.Call))
-    return any(asked) or any(isinstance(one, ast.Is) for one in ast.walk(function))
 
 
 def returned_apart(scene: Scene) -> Iterator[Change]:
@@ -213,16 +209,10 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
                     continue
                 gone, title = undecorated(file, one), f"make the views of `{function.name}` with gradients recorded"
                 yield Change(title, (gone,), 2)
-                lazy = [edit for each in walk(function, ast.Return) for edit in _lazy(file, each)]
+                lists = [each.value for each in walk(function, ast.Return) if isinstance(each.value, ast.ListComp)]
+                lazy = [replace(file, each, f"({file.source(each)[1:-1]})") for each in lists]
                 if lazy:
                     yield Change(f"{title}, one at a time", (gone, *lazy), 2)
-
-
-def _lazy(file: File, node: ast.Return) -> list[Edit]:
-    """The brackets of a returned list of views as parentheses."""
-    if not isinstance(node.value, ast.ListComp):
-        return []
-    return [replace(file, node.value, f"({file.source(node.value)[1:-1]})")]
 
 
 _MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
@@ -242,28 +232,20 @@ def made_from_mapped(scene: Scene) -> Iterator[Change]:
         is_known &= bool(made.args) and not made.keywords and not has_stars(made)
         # What a branch asks of the new tensor before the write would be mapped, too.
         is_known &= all(starts(one) >= starts(write.statement) for one in uses(scope, name, ast.Load))
-        mapped = next((one for one in (_only_named_in(write), *own) if _maps(file, scope, one)), "")
+        value = write.statement.value if isinstance(write.statement, ast.Assign) else None
+        names = [one.id for one in walk(value, ast.Name)] if value is not None else []
+        only = names if len(names) == 1 else []
+        mapped = next((one for one in (*only, *own) if _maps(file, scope, one)), "")
         if is_known and dtype and mapped and not bindings(file, scope, mapped):
             sizes = ", ".join(file.source(one) for one in made.args)
             text = f"{mapped}.{maker}({sizes}, dtype=torch.{dtype.removeprefix('torch.')})"
             title = f"make `{name}` from `{mapped}`, which is mapped"
             yield Change(title, (replace(file, made, text),), 1, Cure.OWN_ROWS, is_sound=True)
-        for argument in dict.fromkeys([*_named_in(write, own), *own]):
+        written = write.call if write.call is not None else getattr(write.statement, "value", None)
+        named = [one.id for one in walk(written, ast.Name) if one.id in own] if written is not None else []
+        for argument in dict.fromkeys([*named, *own]):
             title = f"make `{name}` from `{argument}`, which is mapped"
             yield Change(title, (replace(file, made.func, f"{argument}.{maker}"),), 1)
-
-
-def _named_in(write: WriteSyntax, names: list[str]) -> list[str]:
-    """Those of some names that stand in what is written."""
-    value = write.call if write.call is not None else getattr(write.statement, "value", None)
-    return [one.id for one in walk(value, ast.Name) if one.id in names] if value is not None else []
-
-
-def _only_named_in(write: WriteSyntax) -> str:
-    """The one variable that an assigned value is made of; else empty."""
-    value = write.statement.value if isinstance(write.statement, ast.Assign) else None
-    names = [one.id for one in walk(value, ast.Name)] if value is not None else []
-    return names[0] if len(names) == 1 else ""
 
 
 def _maps(file: File, scope: Scope, name: str) -> bool:

@@ -191,19 +191,14 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
         texts = _copies(file, statement.value, statement, name)
     elif call is not None and call is call_of(statement):
         texts = _new(write, call, name)
+    rows = file.block(statement)
+    before = [file.source(one) for one in rows[: rows.index(statement)][-1:]]
+    is_cleared = before in ([f"{name}.detach_()"], [f"{name}.zero_()"])  # which a new tensor does not need
     for text in texts:
         edit = replace(file, statement, f"{name} = {text}")
-        gone, title = _cleared(write, name), f"bind `{name}` to a new tensor instead of filling the old one"
+        gone = remove(file, rows[rows.index(statement) - 1]) if is_cleared else None
         for edits in (*[(gone, edit)] * (gone is not None), (edit,)):
-            yield from change(title, edits, 1)
-
-
-def _cleared(write: WriteSyntax, target: str) -> Edit | None:
-    """Take out the `t.detach_()` or `t.zero_()` right before: a new tensor needs neither."""
-    rows = write.file.block(write.statement)
-    before = rows[: rows.index(write.statement)][-1:]
-    is_clear = [write.file.source(one) in (f"{target}.detach_()", f"{target}.zero_()") for one in before] == [True]
-    return remove(write.file, before[0]) if is_clear else None
+            yield from change(f"bind `{name}` to a new tensor instead of filling the old one", edits, 1)
 
 
 def _new(write: WriteSyntax, call: ast.Call, target: str) -> list[str]:
@@ -315,7 +310,8 @@ def _sound(scene: Scene) -> Change | None:
     if name is None or is_part or (holders is None and scene.is_refused) or loses_write(write_in(file, write)):
         return None
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
-    if not lines <= {one.lineno for one in through if _follows(file, one, write)}:
+    loops = set(file.loops(write))
+    if not lines <= {one.lineno for one in through if starts(one) >= starts(write) or loops & {*file.loops(one)}}:
         return None
     whole, joined = _joined(file, write, name) if scene.code == "NC303" else ("", None)
     rows = [one for one in through if one is write or (one.lineno in lines and not _comes_first(file, write, one))]
@@ -457,11 +453,6 @@ def _name_written(file: File, write: ast.stmt) -> str | None:
     if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
         return None
     return root.id
-
-
-def _follows(file: File, one: ast.stmt, write: ast.stmt) -> bool:
-    """Return True if a statement may run after another one: it comes later in the text, or a loop holds both."""
-    return starts(one) >= starts(write) or bool(set(file.loops(one)) & set(file.loops(write)))
 
 
 def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit | None:

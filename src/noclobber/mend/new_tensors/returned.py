@@ -98,18 +98,13 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         if len(found) != 1 or not (is_bound or found[0].replacement.startswith(f"{target.id} = ")):
             return None
         edits += found
-    if in_hook and not _is_returned(write):
+    scope = file.scope(statement)
+    back = list(walk(scope, ast.Return))
+    is_last = isinstance(scope, FUNCTION) and scope.body[-1] in back
+    if in_hook and not (is_last and all(one.value and write.name in names_in(one.value) for one in back)):
         edits = list(returning(write, edits))
     title = f"make a new tensor of `{target.id}`, and leave the given tensor unchanged"
     return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True) if edits else None
-
-
-def _is_returned(write: WriteSyntax) -> bool:
-    """Return True if the function around a write ends with what has the written name, and returns nothing else."""
-    scope = write.file.scope(write.statement)
-    rows = list(walk(scope, ast.Return))
-    is_last = isinstance(scope, FUNCTION) and scope.body[-1] in rows
-    return is_last and all(one.value is not None and write.name in names_in(one.value) for one in rows)
 
 
 def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
@@ -189,16 +184,12 @@ def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False, is_soun
     edits = out_of_place(write)
     if not is_in_vain(write, edits):
         yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
-    elif in_hook or _is_in_hook(write):
+        return
+    hooks = calls(write.file.tree, "register_forward_hook")  # which may return another output of a module
+    registered = [last_name(given) for one in hooks for given in one.args[:1]]
+    if in_hook or getattr(write.file.scope(write.statement), "name", None) in registered:
         title = f"{TITLE}, and return the result from the hook"
         yield from change(title, returning(write, edits), cost)
-
-
-def _is_in_hook(write: WriteSyntax) -> bool:
-    """Return True if the function around a write is registered as a hook that may return another output of a module."""
-    function = getattr(write.file.scope(write.statement), "name", None)
-    hooks = calls(write.file.tree, "register_forward_hook")
-    return any(last_name(given) == function for one in hooks for given in one.args[:1])
 
 
 def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:

@@ -247,19 +247,15 @@ def _apart(scene: Scene, file: File, rows: Sequence[ast.stmt]) -> set[str]:
 def _uses_gradients(file: File, node: ast.AST) -> bool:
     """Return True if a statement or function reads or changes gradients, or steps, by its text."""
     names = {called(one) for one in walk(node, ast.Call) if not _is_of_object(file, one)}
-    held = {"grad"} | _holding_gradients(file)
+    given = [
+        row for row in walk(file.tree, ast.Assign) if any(one.attr == "grad" for one in walk(row.value, ast.Attribute))
+    ]
+    held = {"grad"} | {one.attr for row in given for one in row.targets if isinstance(one, ast.Attribute)}
     if any(one.attr in held for one in walk(node, ast.Attribute)):
         return True
     if any(one.value == "grad" for one in walk(file.tree, ast.Constant)):
         return True  # `getattr(weight, "grad")`, `attrgetter("grad")`
     return any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names)
-
-
-def _holding_gradients(file: File) -> set[str]:
-    """The attributes that the file sets to what is made of gradients: `self.slopes = [one.grad for one in weights]`."""
-    rows = walk(file.tree, ast.Assign)
-    given = (row for row in rows if any(one.attr == "grad" for one in walk(row.value, ast.Attribute)))
-    return {one.attr for row in given for one in row.targets if isinstance(one, ast.Attribute)}
 
 
 def _is_of_object(file: File, call: ast.Call) -> bool:
@@ -292,8 +288,10 @@ def _is_backward(file: File, call: ast.Call, is_own: IsOwn) -> bool:
     The bytes of what `backward` is called on are not read.
     """
     name, loss = called(call), owner(call)
-    if name == "zero_grad":
-        return _is_named(loss) and all(isinstance(one.value, ast.Constant) for one in call.keywords)
+    if name == "zero_grad":  # of `self.opt` or `opts["critic"]`, which is there already
+        at = [one.slice for one in walk(loss, ast.Subscript)] if loss is not None else []
+        is_named = loss is not None and bool(dotted(unindexed(loss)))
+        return is_named and all(isinstance(one, ast.Constant) for one in (*at, *(one.value for one in call.keywords)))
     if name != "backward" or loss is None or call.args:
         return False
     if any(one.arg not in ("retain_graph", "create_graph", "inputs") for one in call.keywords):
@@ -301,12 +299,6 @@ def _is_backward(file: File, call: ast.Call, is_own: IsOwn) -> bool:
     if called(loss) == "scale" and isinstance(loss, ast.Call) and len(loss.args) == 1:
         loss = loss.args[0]
     return bool(dotted(loss)) or _reads_own(file, loss, is_own)
-
-
-def _is_named(node: ast.expr | None) -> bool:
-    """`self.opt`, `opts["critic"]`: what is there already."""
-    at = [one.slice for one in walk(node, ast.Subscript)] if node is not None else []
-    return node is not None and bool(dotted(unindexed(node))) and all(isinstance(one, ast.Constant) for one in at)
 
 
 def _tells(file: File, call: ast.Call, is_own: IsOwn) -> bool:
