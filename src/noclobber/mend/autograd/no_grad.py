@@ -96,19 +96,16 @@ def under_mode(scene: Scene) -> Iterator[Change]:
 def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
     file, found, event = write.file, write.statement, scene.finding.event
-    if not (scene.is_leaf or scene.code == "NC304") or "ctx" in parameters(file.scope(found)):
+    if not isinstance(event, Refusal) or not (scene.is_leaf or scene.code == "NC304") or not has_torch(file):
         return []
-    if scene.places("read"):  # the write went through, and PyTorch refuses a view later
-        return []
-    if not has_torch(file):
-        return []
-    of_constants = isinstance(event, Refusal) and event.carries_gradient is False
-    if isinstance(event, Refusal) and event.carries_gradient and (not event.of_itself or differentiates(file)):
-        return []
+    if scene.places("read") or "ctx" in parameters(file.scope(found)):
+        return []  # where PyTorch refuses to read a view, the write went through
+    of_constants, carries = event.carries_gradient is False, event.carries_gradient is True
     is_weight = scene.kind == "parameter"
+    if carries and (not event.of_itself or differentiates(file)):
+        return []
     if of_constants and (loop := _loop_of_updates(write)) is not None:
         return [loop]
-    carries = isinstance(event, Refusal) and event.carries_gradient is True
     if _is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
         return []
     is_update = _is_update(file, found) or (of_constants and _shifts(file, found))

@@ -52,9 +52,8 @@ def not_again(scene: Scene) -> Iterator[Change]:
     """`f(x)` for `checkpoint(f, x, use_reentrant=False)`: backward then needs no second run. Sound, and shown where the
     region itself changes what it reads."""
     event = scene.finding.event
-    for place in scene.places("save") if scene.drifts else ():
-        call, file = place.node, place.file
-        if not isinstance(call, ast.Call) or called(call) != "checkpoint" or not call.args or has_stars(call):
+    for file, call in _checkpoints(scene) if scene.drifts else ():
+        if has_stars(call):
             continue
         given = [file.source(one) for one in call.args[1:]]
         given += [file.source(one) for one in call.keywords if one.arg not in _OPTIONS]
@@ -65,13 +64,17 @@ def not_again(scene: Scene) -> Iterator[Change]:
         yield Change(title, (replace(file, call, f"{text}({', '.join(given)})"),), 5, is_sound=is_sound)
 
 
+def _checkpoints(scene: Scene) -> Iterator[tuple[File, ast.Call]]:
+    """The calls of `checkpoint` in the places of the saves."""
+    for place in scene.places("save"):
+        if isinstance(place.node, ast.Call) and called(place.node) == "checkpoint" and place.node.args:
+            yield place.file, place.node
+
+
 def _run_as_before(scene: Scene) -> Iterator[Change]:
     """`early_stop=False` and `preserve_rng_state=True`: for a region that no write has changed."""
-    for place in scene.places("save"):
-        call, file = place.node, place.file
-        written = scene.finding.writes and scene.finding.cause is not Cause.MOVED
-        if written or not isinstance(call, ast.Call) or called(call) != "checkpoint" or not call.args:
-            continue
+    written = scene.finding.writes and scene.finding.cause is not Cause.MOVED
+    for file, call in _checkpoints(scene) if not written else ():
         flag = keyword(call, "preserve_rng_state")
         if flag is not None and is_given(call, "preserve_rng_state", False):
             yield Change("let checkpoint restore the random state", (replace(file, flag.value, "True"),), 0)
@@ -155,13 +158,10 @@ def _writes_own(file: File, buffer: str) -> bool:
 def _given_clones(scene: Scene) -> Iterator[Change]:
     """`checkpoint(f, x)` as `checkpoint(f, x.clone())`, of what is written or else of the first argument."""
     names = {write.name for write in scene.writes()}
-    for place in scene.places("save"):
-        call = place.node
-        if isinstance(call, ast.Call) and called(call) == "checkpoint":
-            given = [one for one in call.args[1:] if not isinstance(one, ast.Starred)]
-            for one in [each for each in given if dotted(each) in names] or given[:1]:
-                edit = append(place.file, one, ".clone()")
-                yield Change(f"give the region a clone of `{place.file.source(one)}`", (edit,), 3)
+    for file, call in _checkpoints(scene):
+        given = [one for one in call.args[1:] if not isinstance(one, ast.Starred)]
+        for one in [each for each in given if dotted(each) in names] or given[:1]:
+            yield Change(f"give the region a clone of `{file.source(one)}`", (append(file, one, ".clone()"),), 3)
 
 
 def _on_own_copies(scene: Scene) -> Iterator[Change]:
@@ -171,11 +171,10 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
     """
     kinds = [scene.kind, *(one.tensor.kind for one in scene.finding.writes)]
     what = next((OWN[one] for one in kinds if one in OWN), None)
-    for place in scene.places("save"):
-        call, file = place.node, place.file
-        if what is None or not isinstance(call, ast.Call) or called(call) != "checkpoint" or _region(file, call):
+    for file, call in _checkpoints(scene):
+        if what is None or _region(file, call) or len(call.args) < 2 or has_stars(call):
             continue
-        if len(call.args) < 2 or has_stars(call) or not is_given(call, "use_reentrant", False):
+        if not is_given(call, "use_reentrant", False):
             continue
         net, texts = file.source(call.args[0]), [file.source(one) for one in call.args[1:]]
         names = {one.tensor.name for one in scene.finding.writes}

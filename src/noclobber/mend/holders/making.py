@@ -145,12 +145,9 @@ def module_passes(made: ast.Call) -> bool:
 
 def module_writes(made: ast.Call) -> bool:
     """Whether a module of `torch.nn` may write what it is called with."""
-    for one in parts_of(made):
-        if isinstance(one, ast.Call) and is_flagged(one):
-            return True
-        if isinstance(one, ast.Call) and called(one) in MODULES:
-            return False
-    return False
+    parts = [one for one in parts_of(made) if isinstance(one, ast.Call)]
+    first = next((one for one in parts if is_flagged(one) or called(one) in MODULES), None)
+    return first is not None and is_flagged(first)
 
 
 def passes_on(file: File, value: ast.expr) -> ast.expr | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import replace as replaced
+from typing import NamedTuple
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_for
@@ -43,8 +44,14 @@ from noclobber.syntax.tree import FOR, WITH, File, Scope, functions, last_line, 
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_in
 
 For = ast.For | ast.AsyncFor
-Pair = tuple[ast.expr, ast.expr]
-"""The variable of a loop, and what it goes through."""
+
+
+class Taken(NamedTuple):
+    """A loop around a write, its variable that is written, and what that variable goes through."""
+
+    loop: For
+    variable: ast.expr
+    whole: ast.expr
 
 
 def new_wholes(scene: Scene) -> Iterator[Change]:
@@ -64,31 +71,29 @@ def _made_anew(scene: Scene) -> Iterator[Change]:
 def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
     """Return True if a loop writes to what a list or a dict of the function holds, which may be another one after
     that."""
-    file, loop, row = write.file, loop_of(write), write.statement
-    pair = iterated(loop, dotted(write.base)) if loop is not None else None
+    file, found, row = write.file, taken(write), write.statement
     holders, scope = holders_at(scene.finding, file, row), file.scope(row)
-    if loop is None or pair is None or not _container(pair[1]) or holders is None:
+    if found is None or not _container(found.whole) or holders is None:
         return False
-    name, own = _container(pair[1]), names_in(loop.target)
-    others = loop.iter.args if isinstance(loop.iter, ast.Call) else []
-    if not all(one is pair[1] or _is_as_long(file, scope, one, name) for one in others):
+    loop, _, whole = found
+    name, others = _container(whole), loop.iter.args if isinstance(loop.iter, ast.Call) else []
+    if not all(one is whole or _is_as_long(file, scope, one, name) for one in others):
         return False  # `zip` ends with the shortest, and what is not written has to stay
-    if any(is_read_after(file, one, scope, last_line(loop)) for one in own):
+    if any(is_read_after(file, one, scope, last_line(loop)) for one in names_in(loop.target)):
         return False
     if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
         return False
-    if any(isinstance(one, WITH) for one in file.around(row)):
+    if file.nearest(row, *WITH) is not None:
         return False
     is_copy = isinstance(row, ast.Assign) or called(write.call) == "copy_"  # which may give what another name holds
     if is_copy or scene.lines_written(file) != {row.lineno} or not scene.keeps_type(file):
         return False
-    if isinstance(pair[1], ast.Attribute):
-        item = ast.Subscript(pair[1], ast.Constant(0))
-        return _is_list(file, pair[1]) and not may_be_kept(file, item, row)
+    if isinstance(whole, ast.Attribute):
+        return _is_list(file, whole) and not may_be_kept(file, ast.Subscript(whole, ast.Constant(0)), row)
     made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
     if len(others) > 1 and len(made) > 1:
         return False  # the gradients may be of another list
-    used = [one for one in uses(scope, name, ast.Load) if one not in ast.walk(pair[1])]
+    used = [one for one in uses(scope, name, ast.Load) if one not in ast.walk(whole)]
     return (
         name not in parameters(scope)
         and is_own(scope, name)
@@ -168,14 +173,12 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
     if isinstance(listed, ast.ListComp) and listed.elt is write.call:
         yield from _new_list(write, listed, cost)
         return
-    file, loop = write.file, loop_of(write)
-    if loop is None or loop.orelse or file.indent(loop) is None or file.indent(loop.body[0]) is None:
-        return
-    pair, value = iterated(loop, dotted(write.base)), value_of(write) if stacked else value_anew(write)
-    if loop.body != [write.statement] or pair is None or not value:
+    file, found, value = write.file, taken(write), value_of(write) if stacked else value_anew(write)
+    loop = found.loop if found is not None else None
+    if found is None or loop is None or not value or loop.body != [write.statement] or not _is_on_lines(file, loop):
         return
     header = f"for {file.source(loop.target)} in {_as_long(file, loop) if stacked else file.source(loop.iter)}"
-    for name, text in _wholes(file, loop, pair, value, header, stacked):
+    for name, text in _wholes(file, found, value, header, stacked):
         if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
             title = f"make a new `{name}` out of place"
             yield Change(title, (replace(file, loop, text),), cost, Cure.OUT_OF_PLACE, is_sound)
@@ -183,15 +186,12 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
 
 def _into_rows(write: WriteSyntax, cost: int, *, is_sound: bool) -> Iterator[Change]:
     """A loop whose statements write the rows that it goes through, so that each is bound anew, and all are stacked."""
-    file, loop, row = write.file, loop_of(write), dotted(write.base)
-    pair = iterated(loop, row) if loop is not None else None
-    if loop is None or pair is None or not dotted(pair[1]) or len(loop.body) < 2 or loop.orelse:
+    file, row, found = write.file, write.name, taken(write)
+    if found is None or not dotted(found.whole) or len(found.loop.body) < 2 or not _is_on_lines(file, found.loop):
         return
-    if file.indent(loop) is None or file.indent(loop.body[0]) is None:
+    if next(walk(found.loop, ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom), None) is not None:
         return
-    if next(walk(loop, ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom), None) is not None:
-        return
-    name, used = dotted(pair[1]), names_used(file.scope(loop))
+    loop, name, used = found.loop, dotted(found.whole), names_used(file.scope(found.loop))
     writing = [one for one in writes_through(file, file.scope(loop), row) if loop in file.around(one)]
     made = [out_of_place(write_in(file, one)) for one in writing]
     rows = next(one for one in ("rows", f"new_{row}", f"{row}_rows") if one not in used)
@@ -202,6 +202,11 @@ def _into_rows(write: WriteSyntax, cost: int, *, is_sound: bool) -> Iterator[Cha
     edits = [*(edit for one in made for edit in one), before(file, loop, f"{rows} = []"), end]
     edits += [replace(file, loop.iter, _as_long(file, loop))] * isinstance(loop.iter, ast.Call)
     yield from change(f"make a new `{name}` of new rows", edits, cost, Cure.OUT_OF_PLACE, is_sound)
+
+
+def _is_on_lines(file: File, loop: For) -> bool:
+    """Return True if a loop and its block have lines of their own, and no `else` follows."""
+    return not loop.orelse and file.indent(loop) is not None and file.indent(loop.body[0]) is not None
 
 
 def _as_long(file: File, loop: For) -> str:
@@ -215,17 +220,13 @@ def _as_long(file: File, loop: For) -> str:
 def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
     """Return True if a loop goes through a tensor by a name that alone holds it, but for the variable of the loop, and
     no other run of the function may hold it elsewhere, or have a list of tensors there."""
-    file, loop, row, scope = write.file, loop_of(write), write.statement, write.file.scope(write.statement)
-    pair = iterated(loop, write.name) if loop is not None else None
-    if loop is None or pair is None or not isinstance(pair[1], ast.Name) or not has_torch(file):
+    file, found, scope = write.file, taken(write), write.file.scope(write.statement)
+    if found is None or not isinstance(found.whole, ast.Name) or not has_torch(file):
         return False
-    whole = pair[1]
-    own, holders = [whole.id, write.name], holders_at(scene.finding, file, row)
-    if holders is None or not hold_alone(own, file, row, holders):
+    loop, variable, whole = found.loop, found.variable, found.whole
+    if not _are_held_alone(scene, write, loop, [whole.id]) or next(walk(loop, *WITH), None) is not None:
         return False
-    again = [use for use in uses(scope, whole.id) if loop in file.around(use) and use is not whole]
-    around = (*file.around(row), *walk(loop, *WITH))
-    if again or not scene.keeps_type(file) or any(isinstance(one, WITH) for one in around):
+    if any(loop in file.around(use) and use is not whole for use in uses(scope, whole.id)):
         return False
     bound, given = uses(scope, whole.id, ast.Store), given_for(file, whole.id, scope)
     made = [value_given(file, one) for one in bound]
@@ -236,54 +237,52 @@ def _is_whole_alone(scene: Scene, write: WriteSyntax) -> bool:
     read = [use for use in uses(scope, whole.id, ast.Load) if starts(use) < starts(loop) or file.loops(loop)]
     if not all(use is whole or keeps_nothing(file, use, returned=False) for use in read):
         return False
-    inside = [use for use in uses(scope, write.name) if loop in file.around(use) and use is not pair[0]]
-    if not all(keeps_nothing(file, one, returned=False) for one in inside if not is_stored(file, one)):
+    inside = [use for use in uses(scope, write.name) if loop in file.around(use) and use is not variable]
+    return not any(is_stored(file, one) or not keeps_nothing(file, one, returned=False) for one in inside)
+
+
+def _are_held_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) -> bool:
+    """Return True if one of some names at a time, and the variable of the loop, held what a write in a loop was seen to
+    write, and each of the names may get another tensor."""
+    file, row, own = write.file, write.statement, [*names, write.name]
+    holders, scope = holders_at(scene.finding, file, row), file.scope(row)
+    if holders is None or not hold_alone(own, file, row, holders) or not scene.keeps_type(file):
         return False
-    return not any(is_stored(file, one) for one in inside) and (
-        all(is_own(scope, one) for one in own)
-        and not is_read_after(file, write.name, scope, last_line(loop))
-        and may_get_another(file, whole.id, row, own, node_at(file, row, holders))
-    )
+    if file.nearest(row, *WITH) is not None or is_read_after(file, write.name, scope, last_line(loop)):
+        return False
+    at = node_at(file, row, holders)
+    return all(is_own(scope, one) for one in own) and all(may_get_another(file, one, row, own, at) for one in names)
 
 
 def _of_names(scene: Scene, write: WriteSyntax, cost: int) -> Iterator[Change]:
     """`for one in (a, b): one.relu_()` as `a, b = a.relu(), b.relu()`. Sound where these names, and the variable of the
     loop, alone hold what is written."""
-    file, loop, value = write.file, loop_of(write), value_anew(write)
-    whole = loop.iter if loop is not None and dotted(loop.target) == write.name else None
-    if loop is None or not isinstance(whole, (ast.Tuple, ast.List)) or not isinstance(loop.target, ast.Name):
+    file, found, value = write.file, taken(write), value_anew(write)
+    if found is None or not isinstance(found.whole, (ast.Tuple, ast.List)):
         return
-    if loop.orelse or not value:
-        return
-    names = [dotted(one) for one in whole.elts]
-    if "" in names or loop.body != [write.statement]:
+    loop, whole, names = found.loop, found.whole, [dotted(one) for one in found.whole.elts]
+    is_plain = isinstance(loop.target, ast.Name) and not loop.orelse and loop.body == [write.statement]
+    if not is_plain or not value or "" in names:
         return
     new = ", ".join(_renamed(value, write.name, one) for one in names)
-    found = Change("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost, Cure.OUT_OF_PLACE)
-    if scene.keeps_type(file) and _are_alone(scene, write, loop, names):
+    made = Change("bind new tensors", (replace(file, loop, f"{', '.join(names)} = {new}"),), cost, Cure.OUT_OF_PLACE)
+    if _are_alone(scene, write, loop, names):
         first = replaced(write, target=whole.elts[0])
-        found = with_those_refused_next(file, write.statement, replaced(found, is_sound=True), first) or found
-    yield found
+        made = with_those_refused_next(file, write.statement, replaced(made, is_sound=True), first) or made
+    yield made
 
 
 def _are_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str]) -> bool:
-    """Return True if one of some names at a time, and the variable of the loop, held what the one line wrote, and
-    nothing above the loop keeps what they hold."""
+    """Return True if the names alone hold what the one line wrote, each another tensor, and nothing above the loop
+    keeps what they hold."""
     file, row, scope = write.file, write.statement, write.file.scope(write.statement)
-    holders, own = holders_at(scene.finding, file, row), {*names, write.name}
-    if holders is None or not hold_alone(own, file, row, holders):
-        return False
-    bound, at = [one for name in names for one in uses(scope, name, ast.Store)], node_at(file, row, holders)
+    bound = [one for name in names for one in uses(scope, name, ast.Store)]
     if called(write.call) == "copy_" or any(_is_bound_with(file, one, names) for one in bound):
         return False  # two of the names may then be one tensor
-    if not all(may_get_another(file, one, row, [*own], at) for one in names):
-        return False
-    if not scene.lines_written(file) <= {row.lineno} or any(isinstance(one, WITH) for one in file.around(row)):
-        return False
-    if is_read_after(file, write.name, scope, last_line(loop)) or len(own) <= len(names):
+    if len({*names, write.name}) <= len(names) or not scene.lines_written(file) <= {row.lineno}:
         return False
     above = [one for name in names for one in uses(scope, name, ast.Load) if starts(one) < starts(loop)]
-    return all(is_own(scope, one) for one in own) and all(keeps_nothing(file, one) for one in above)
+    return all(keeps_nothing(file, one) for one in above) and _are_held_alone(scene, write, loop, names)
 
 
 def _is_bound_with(file: File, name: ast.Name, names: list[str]) -> bool:
@@ -303,13 +302,12 @@ def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[C
         yield Change(f"make a new `{name}` out of place", (replace(file, listed, new),), cost)
 
 
-def loop_of(write: WriteSyntax) -> For | None:
-    found = (one for one in (write.statement, *write.file.around(write.statement)) if isinstance(one, FOR))
-    return next(found, None)
-
-
-def iterated(loop: For, name: str) -> Pair | None:
-    """The loop variable of a name, and the expression whose parts it goes through."""
+def taken(write: WriteSyntax) -> Taken | None:
+    """How the innermost `for` around a write takes what is written; None where there is none, or another one does."""
+    around = (write.statement, *write.file.around(write.statement))
+    loop = next((one for one in around if isinstance(one, FOR)), None)
+    if loop is None:
+        return None
     targets, sources = [loop.target], [loop.iter]
     if isinstance(loop.target, ast.Tuple):
         zipped = loop.iter
@@ -319,14 +317,14 @@ def iterated(loop: For, name: str) -> Pair | None:
     for one, whole in zip(targets, sources, strict=True):
         if isinstance(one, ast.Tuple) and called(whole) == "items" and len(one.elts) == 2:
             one = one.elts[1]
-        if dotted(one) == name:
-            return one, whole
+        if dotted(one) == write.name:
+            return Taken(loop, one, whole)
     return None
 
 
-def _wholes(file: File, loop: For, taken: Pair, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
+def _wholes(file: File, found: Taken, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
     """Name and statement of a new whole: of a tensor, of a list, of a dict by its keys."""
-    target, whole = taken
+    loop, target, whole = found
     if dotted(whole):
         name = dotted(whole)
         rows = f"[{value} {header}]"

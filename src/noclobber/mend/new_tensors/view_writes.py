@@ -8,7 +8,7 @@ from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new
-from noclobber.mend.new_tensors.new_wholes import For, iterated, loop_of
+from noclobber.mend.new_tensors.new_wholes import For, taken
 from noclobber.mend.scene import Scene
 from noclobber.model.seen.operators import TWIN_IS_VIEW, VIEWS
 from noclobber.syntax.edits import cloned_before, remove, replace
@@ -50,14 +50,12 @@ def _written_otherwise(scene: Scene) -> Iterator[Change]:
 
 def _by_index(write: WriteSyntax) -> Iterator[Change]:
     """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes."""
-    file, loop = write.file, loop_of(write)
-    name = dotted(write.base)
-    pair = iterated(loop, name) if loop is not None else None
-    source = _indexable(file, pair[1]) if pair is not None else None
-    if loop is None or pair is None or source is None:
+    file, found = write.file, taken(write)
+    source = _indexable(file, found.whole) if found is not None else None
+    if found is None or source is None:
         return
-    (target, whole), (text, length), index = pair, source, _fresh(file, loop)
-    uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == name]
+    (loop, target, whole), (text, length), index = found, source, _fresh(file, found.loop)
+    uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == write.name]
     if any(is_stored(file, one) for one in uses):
         return
     edits = [replace(file, target, index), replace(file, whole, f"range({length})")]

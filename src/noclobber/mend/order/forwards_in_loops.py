@@ -97,7 +97,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     if runs_models and not isinstance(inner, FUNCTION):
         return
     moves = _can_move(file, loop, inner, rows)
-    edits, bound = _edits(file, inner, rows, moves=moves), {name for row in rows for name in changed_by(row)}
+    edits, bound = _edits(file, inner, rows, moves=moves), changed_by(*rows)
     is_same = dotted(owner(backwards[0])) in bound
     cost = 0 if calls(loop, "step") or is_same or isinstance(loop, FUNCTION) else 2
     where = "closure" if isinstance(inner, FUNCTION) else "loop"
@@ -134,7 +134,7 @@ def _forward(scene: Scene, file: File, loop: Turns, needed: set[str]) -> list[as
     needed = made_of(needed, loop)
     slice_: list[ast.Assign] = []
     for row in reversed(found):
-        if changed_by(row) & needed - {name for one in slice_ for name in changed_by(one)}:
+        if changed_by(row) & needed - changed_by(*slice_):
             slice_.insert(0, row)
             needed |= names_used(row.value)
     return slice_
@@ -163,7 +163,7 @@ def _computes(file: File, value: ast.expr, models: set[str]) -> bool:
 
 def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if the rows do in the loop what they did before it."""
-    bound = {name for row in rows for name in changed_by(row)}
+    bound = changed_by(*rows)
     if any(file.own_lines(row) is None or has_text_of_lines(row) for row in (*rows, inner.body[0])):
         return False
     if any(not isinstance(one, ast.Name) for row in rows for one in targets(row)):
@@ -179,9 +179,8 @@ def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) 
         if changed_by(*passed, *below) & {*names_used(row.value), *changed_by(row)}:
             return False
     heads = [one for one in (inner, *file.loops(inner)) if one.lineno >= loop.lineno]
-    if any(_head(file, one, bound) & {name for row in rows for name in names_used(row)} for one in heads):
-        return False
-    return not any(is_declared(loop, name) for name in bound)
+    used = set[str]().union(*map(names_used, rows))
+    return not any(_head(file, one, bound) & used for one in heads) and not any(is_declared(loop, one) for one in bound)
 
 
 def _head(file: File, loop: Turns, bound: set[str]) -> set[str]:
@@ -230,7 +229,7 @@ def _is_for_steps(file: File, closure: Function) -> bool:
 
 def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if nothing but the loop needs what some rows compute before it."""
-    bound, above = {name for row in rows for name in changed_by(row)}, file.block(loop)
+    bound, above = changed_by(*rows), file.block(loop)
     between = [one for one in rows_between(file, loop, rows) if one not in rows and one.lineno < loop.lineno]
     if not set(rows) <= set(above) or any(names_used(row) & bound for row in between):
         return False

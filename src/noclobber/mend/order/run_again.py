@@ -87,8 +87,7 @@ _COMPUTED = OF_VALUES - {"rsample", "sample", "register_hook", "requires_grad_",
 def is_same_again(scene: Scene, file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:
     """Return True if some rows of the block of a loop do the same however often they run, but for the weights, and if
     nothing but the loss of the loop needs what they compute."""
-    bound = {name for row in rows for name in changed_by(row)}
-    known, scope = set[str](), file.scope(loop)
+    bound, known, scope = changed_by(*rows), set[str](), file.scope(loop)
     for row in rows:
         if names_in(row.value) & (bound - known) or row not in file.block(loop):
             return False
@@ -137,7 +136,7 @@ def _gives_once(scene: Scene, value: ast.expr | None) -> bool:
 def _is_left_alone(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign], run: set[str]) -> bool:
     """Return True if nothing from the first of some rows to the end of the loop changes what they read or how their
     models compute, and the loss needs no other value that the models gave before the loop."""
-    scope, bound, models = file.scope(loop), {name for row in rows for name in changed_by(row)}, models_of(file, loop)
+    scope, bound, models = file.scope(loop), changed_by(*rows), models_of(file, loop)
     others = [one for one in within(scope, ast.stmt) if one not in rows and one is not loop]
     outside = [one for one in others if loop not in file.around(one)]
     after = simple_statements(loop) + rows_between(file, loop, rows)

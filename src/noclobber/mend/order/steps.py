@@ -326,7 +326,8 @@ def _is_sound(scene: Scene, file: File, step: ast.stmt, back: ast.stmt, order: _
         return False
     if not all(_is_no_other_step(file, one, step, [mine, theirs]) for one in calls(file.tree, "step")):
         return False
-    if not all(is_given(one, "use_reentrant", False) for one in calls(file.tree, *_CHECKPOINTS)):
+    regions = calls(file.tree, "checkpoint", "checkpoint_sequential")
+    if not all(is_given(one, "use_reentrant", False) for one in regions):
         return False  # else a region that runs again refuses `inputs=`
     if not any(_same(_method_of(row, "zero_grad"), mine) for row in order.above):
         return False
@@ -367,9 +368,6 @@ def _optimizers(scene: Scene) -> Sequence[Optimizer]:
     return event.optimizers if isinstance(event, Clobber) else ()
 
 
-_CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
-
-
 def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Sequence[ast.expr]) -> bool:
     """Return True if a call of a `step` uses no gradients that another backward would no longer add to: it is the step
     that moves, comes after a `zero_grad` of its own, is of the other optimizer, of a scheduler, a method of the file,
@@ -392,7 +390,8 @@ def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Se
 def _stepped_by(file: File, call: ast.Call) -> set[str]:
     """The modules whose parameters an optimizer, or what clips them, is given, by the text; else names."""
     given = _given(file, call)
-    owners = _owners(given)
+    owned = (owner(one) for one in walk(given, ast.Call))  # `itertools.chain` has no weights
+    owners = [of for of in owned if of is not None and last_name(of) not in ("itertools", "chain")]
     known = {first_name(one) for one in owners} | {"itertools", "chain", "list"}
     return {dotted(one) for one in owners} | (names_in(given) - known if owners else names_in(given))
 
@@ -402,19 +401,8 @@ def _given(file: File, call: ast.Call) -> ast.expr:
     given = call.args[0] if call.args else call
     if not isinstance(given, ast.Name) or (bound := only_binding(file, file.scope(call), given.id)) is None:
         return given
-    return bound.value if all(_is_handed_on(file, one) for one in uses(file.scope(call), given.id, ast.Load)) else given
-
-
-def _is_handed_on(file: File, name: ast.Name) -> bool:
-    """Return True for a name that a call is given, and is not asked for anything itself: `Adam(weights)`."""
-    above = file.above[name]
-    return isinstance(above, ast.Call) and name in above.args
-
-
-def _owners(node: ast.AST) -> list[ast.expr]:
-    """What the methods that are called in a node belong to; `itertools.chain` is none."""
-    owned = (owner(one) for one in walk(node, ast.Call))
-    return [of for of in owned if of is not None and last_name(of) not in ("itertools", "chain")]
+    used = [(one, file.above[one]) for one in uses(file.scope(call), given.id, ast.Load)]
+    return bound.value if all(isinstance(above, ast.Call) and one in above.args for one, above in used) else given
 
 
 def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt]) -> bool:
@@ -538,17 +526,11 @@ _USING = ("zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "updat
 
 
 def summed(scene: Scene) -> Iterator[Change]:
-    """One backward for two losses, and one step where there were two."""
-    yield from _of_freed(scene) if scene.is_freed else ()
+    """One backward for two losses, as of a graph that the first one has freed, and one step where there were two."""
+    reads = scene.places("read") if scene.is_freed else []
+    if len(reads) == 2 and reads[0].file is reads[1].file:
+        yield from _of(reads[1].file, reads[0].row, reads[1], ())
     yield from _stepped_once(scene) if not scene.reads_first() else ()
-
-
-def _of_freed(scene: Scene) -> Iterator[Change]:
-    """The two backwards of a graph that the first one has freed, where nothing in between uses the gradients."""
-    reads = scene.places("read")
-    if len(reads) != 2 or reads[0].file is not reads[1].file:
-        return
-    yield from _of(reads[1].file, reads[0].row, reads[1], ())
 
 
 def _stepped_once(scene: Scene) -> Iterator[Change]:
