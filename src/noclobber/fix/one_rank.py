@@ -27,14 +27,9 @@ print(json.dumps([bool(given.no_python), bool(given.module), given.training_scri
 """
 
 
-def is_torchrun(words: Sequence[str]) -> bool:
-    """Return True if these words start torchrun."""
-    return list(words[:2]) == ["-m", "torch.distributed.run"] or os.path.basename(words[0]) == "torchrun"
-
-
 def of_one_rank(words: Sequence[str]) -> list[str] | None:
     """Return the words of the program that torchrun would start in each rank; None if it is not torchrun's line."""
-    if not is_torchrun(words):
+    if list(words[:2]) != ["-m", "torch.distributed.run"] and os.path.basename(words[0]) != "torchrun":
         return None
     given = words[2 if words[0] == "-m" else 1 :]
     parsed = subprocess.run(

@@ -249,7 +249,9 @@ def out_of_place(write: WriteSyntax) -> list[Edit]:
         text = _filled(write, statement)
         return [replace(file, statement, text)] if text else []
     if isinstance(statement, ast.AugAssign) and write.call is None:
-        return [replace(file, statement, _augmented(file, statement))] if can_bind(statement.target) else []
+        target = seen(file.source(statement.target))
+        text = f"{target} = {_operation(file, target, type(statement.op), statement.value)}"
+        return [replace(file, statement, text)] if can_bind(statement.target) else []
     if write.call is None:
         return []
     if keyword(write.call, "out") is not None:
@@ -396,11 +398,6 @@ def without_underscores(file: File, whole: Placed, calls: list[ast.Call]) -> str
     ends = [file.span(one.func) for one in calls]
     gone = (Edit(Span(file.path, one.end_line, one.end_column - 1, one.end_line, one.end_column), "") for one in ends)
     return rewritten(file, file.span(whole), gone)
-
-
-def _augmented(file: File, found: ast.AugAssign) -> str:
-    target = seen(file.source(found.target))
-    return f"{target} = {_operation(file, target, type(found.op), found.value)}"
 
 
 def _operation(file: File, left: str, operator: type[ast.operator], value: ast.expr) -> str:

@@ -63,7 +63,9 @@ def readers(patch: Patch, result: Result) -> Readers:
             continue
         reading = list(_using(file))
         found.read.extend((path, _lines(one)) for one in reading)
-        found.aside.extend((path, _lines(one)) for one in _setting(file))
+        setting = [one for one in read_in(file) if _is_set_to_zero(file, one) or _is_asked_for(file, one)]
+        clearing = calls(file.tree, "zero_grad", "step", "backward")
+        found.aside.extend((path, _lines(one)) for one in (*setting, *clearing))
         for one in calls(file.tree, "step"):
             if not one.args:
                 found.steps.setdefault(dotted(owner(one)), []).append((path, _lines(one)))
@@ -101,11 +103,6 @@ def _is_asked_for(file: File, gradient: ast.expr) -> bool:
     """`p.grad is not None`."""
     above = file.above[gradient]
     return isinstance(above, ast.Compare) and all(isinstance(one, (ast.Is, ast.IsNot)) for one in above.ops)
-
-
-def _setting(file: File) -> Iterator[ast.expr]:
-    yield from (one for one in read_in(file) if _is_set_to_zero(file, one) or _is_asked_for(file, one))
-    yield from calls(file.tree, "zero_grad", "step", "backward")
 
 
 def _hooks(file: File) -> Iterator[ast.expr | ast.stmt]:

@@ -67,7 +67,10 @@ def detached(scene: Scene) -> Iterator[Change]:
     """What carries a graph on: into the next iteration, into another loss, or by a backward that keeps it."""
     summed = list(_summed_anew(scene)) if scene.is_freed else []
     if scene.is_freed or scene.reads_first():
-        yield from summed or (*_carried(scene), *(_kept_in_place(scene) if scene.is_freed else ()))
+        yield from summed or _carried(scene)
+        for write in scene.writes() if scene.is_freed and not summed else ():  # `self.centre`, which it writes in place
+            edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
+            yield from change(f"detach `{write.name}` before it is written again", [edit], 1)
     elif scene.steps():
         yield from islice(_handed_over(scene), MOST_DETACHED)
     turns = last_read(scene)[1]
@@ -106,11 +109,13 @@ def _carried(scene: Scene) -> Iterator[Change]:
     is_known &= not _goes_on_beside(around, read.row, [name for one in carried for name in (one.name, one.variable)])
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
+    names = {re.split(r"\W", text.partition(" = ")[0])[-1] for text in texts}
     for later, end in enumerate(dict.fromkeys((rows[-1], around.body[-1]))):
+        is_returned = isinstance(end, ast.Return) and not names.isdisjoint(names_used(end))
         put = before if isinstance(end, (ast.Return, ast.Break)) else after
         edit = put(file, end, *texts) if file.indent(end) is not None else None
         for more in [retained, *[[]] * bool(retained)]:
-            is_sound = is_known and not later and more is retained and not _is_left_with(end, texts)
+            is_sound = is_known and not later and more is retained and not is_returned
             yield from change(title, [*more, edit], 1 + later + (more is not retained), is_sound=is_sound)
 
 
@@ -139,12 +144,6 @@ def _goes_on_beside(around: Loop | Function, read: ast.stmt, states: Sequence[st
 def _is_set(row: ast.Assign, state: str) -> bool:
     """Return True if a statement sets a state, or what it is an attribute of."""
     return bool(state) and any(f"{state}.".startswith(f"{one}.") for one in map(dotted, row.targets) if one)
-
-
-def _is_left_with(end: ast.stmt, texts: list[str]) -> bool:
-    """Return True if a function returns one of the states that are detached before that."""
-    names = {re.split(r"\W", text.partition(" = ")[0])[-1] for text in texts}
-    return isinstance(end, ast.Return) and not names.isdisjoint(names_used(end))
 
 
 def _summed_anew(scene: Scene) -> Iterator[Change]:
@@ -233,13 +232,6 @@ def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> st
         "dict": f"{whole}.update({{key: one.detach() for key, one in {whole}.items()}})",
     }
     return forms.get(state.whole, "") if kind in ("item", "tuple") else f"{name} = {name}.detach()"
-
-
-def _kept_in_place(scene: Scene) -> Iterator[Change]:
-    """`self.centre = self.centre.detach()` before the line that writes the state in place."""
-    for write in scene.writes():
-        edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
-        yield from change(f"detach `{write.name}` before it is written again", [edit], 1)
 
 
 def _handed_over(scene: Scene) -> Iterator[Change]:

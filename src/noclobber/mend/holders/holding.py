@@ -443,13 +443,12 @@ def _gives_new(file: File, function: ast.FunctionDef) -> bool:
     with asking(function) as is_first:
         returns = list(within(function, ast.Return))
         plain = is_first and bool(returns) and next(walk(function, ast.Yield, ast.YieldFrom), None) is None
-        return plain and all(_returns_new(file, one) for one in returns)
-
-
-def _returns_new(file: File, one: ast.Return) -> bool:
-    if isinstance(one.value, ast.Name):
-        return holds_alone(file, one.value.id, one)
-    return one.value is not None and is_new(file, one.value)
+        return plain and all(
+            holds_alone(file, one.value.id, one)
+            if isinstance(one.value, ast.Name)
+            else one.value is not None and is_new(file, one.value)
+            for one in returns
+        )
 
 
 def _keeps_no_argument(file: File, function: ast.FunctionDef) -> bool:

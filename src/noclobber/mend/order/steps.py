@@ -338,7 +338,9 @@ def _is_sound(scene: Scene, file: File, step: ast.stmt, back: ast.stmt, order: _
         return False
     names = {ast.unparse(mine), ast.unparse(theirs)}
     apart = {one.name for one in _optimizers(scene) if one.is_apart}
-    return names <= apart and _is_step_of_torch(scene)
+    called_by_line = [one.step.site for one in scene.finding.writes if one.step is not None]
+    is_direct = all(one is not None and one.inside is None for one in called_by_line)  # a wrapper may do more
+    return names <= apart and called_by_line != [] and is_direct
 
 
 def _are_the_same_there(scene: Scene, file: File, optimizers: Sequence[ast.expr], rows: Sequence[ast.stmt]) -> bool:
@@ -444,12 +446,6 @@ def _is_own(file: File, part: ast.Attribute) -> bool:
     made = bound_to(file, part.value, part)
     stored = attributes_set(file, part.attr)
     return stored != [] and all(getattr(file.class_of(one), "name", None) == called(made) for one in stored)
-
-
-def _is_step_of_torch(scene: Scene) -> bool:
-    """Return True if the line that steps calls the optimizer's own `step`, as was seen; a wrapper may do more."""
-    steps = [one.step for one in scene.finding.writes if one.step is not None]
-    return bool(steps) and all(one.site is not None and one.site.inside is None for one in steps)
 
 
 def _method_of(row: ast.stmt, name: str) -> ast.expr | None:

@@ -95,12 +95,9 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
 def _apart(key: int, frame: FrameType) -> dict[Holder, None]:
     """Return the variables of the program's frames that hold tensors of other memory."""
     frames = (one for one in outward(frame) if owner_of(one.f_code.co_filename) is Owner.USER)
-    held = ((Holder(name, Site(one.f_code, one.f_lasti)), value) for one in frames for name, value in _tensors_of(one))
-    return dict.fromkeys(holder for holder, value in held if storages.storage_key(value) not in (key, None))
-
-
-def _tensors_of(frame: FrameType) -> list[tuple[str, torch.Tensor]]:
-    return [(name, value) for name, value in variables(frame).items() if type(value) in storages.PLAIN]
+    held = ((Site(one.f_code, one.f_lasti), name, value) for one in frames for name, value in variables(one).items())
+    tensors = ((Holder(name, site), value) for site, name, value in held if type(value) in storages.PLAIN)
+    return dict.fromkeys(holder for holder, value in tensors if storages.storage_key(value) not in (key, None))
 
 
 def _both(known: tuple[Holder, ...] | None, found: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:
@@ -242,7 +239,8 @@ class _Seen:
             number = id(value)
             if number not in self.counts:
                 (self.known if passes and not is_users else self.in_frames).add(number)
-                if is_users and not in_globals and name not in shared and self._is_of_tensors(value):
+                is_local = is_users and not in_globals and name not in shared
+                if is_local and type(value) is tuple and any(id(part) in self.counts for part in value):
                     self.tuples.setdefault(number, []).append(value)
                     self.holders.append(Holder(name, Site(code, frame.f_lasti)))
                 continue
@@ -272,9 +270,6 @@ class _Seen:
             elif held.kind != "name":
                 self.known |= set(map(id, _dicts_of(held.owner)))
                 self._name(Holder(held.name if can_hold_another(held) else "", site), id(held.value))
-
-    def _is_of_tensors(self, value: object) -> bool:
-        return type(value) is tuple and any(id(part) in self.counts for part in value)
 
     def _name(self, holder: Holder, number: int) -> None:
         place = without_indexes(holder.name)

@@ -9,14 +9,12 @@ from itertools import islice
 from types import FrameType
 
 import torch
-from torch.autograd.graph import Node
 
 from noclobber.model.seen.events import Optimizer
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.writes.optimizer_steps import is_of_torch
 from noclobber.observe.describe.reachable import Held, reachable
 from noclobber.observe.describe.tensor_names import user_frames
-from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
 
@@ -49,11 +47,6 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
         Optimizer(name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart)
         for name, one in known.items()
     )
-
-
-def leaves_behind(nodes: Sequence[Node]) -> list[torch.Tensor]:
-    """Return the leaves that a graph leads to."""
-    return [one for node in graph.walk(nodes) if (one := getattr(node, "variable", None)) is not None]
 
 
 def have_changed(leaves: Sequence[torch.Tensor], since: int, memory: Memory) -> bool:

@@ -257,7 +257,8 @@ def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory
     states, are_all, keys = found
     apart, is_anew = None, False
     if states and not any(one.is_renewed for one in states):
-        leaves = optimizers.leaves_behind([edge.node for edge in edges])
+        behind = graph.walk([edge.node for edge in edges])
+        leaves = [one for node in behind if (one := getattr(node, "variable", None)) is not None]
         since = max(int(edge.node._sequence_nr()) for edge in edges)
         if not optimizers.have_changed(leaves, since, memory):
             apart = optimizers.names_apart(leaves, sys._getframe(1))

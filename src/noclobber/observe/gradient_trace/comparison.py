@@ -481,16 +481,10 @@ def _ends_differ(right: list[Event], found: list[Event], what: str, within: floa
 
     Compares what has a name in both runs: the "leaves" by the program's names, or what modules "held".
     """
-    wanted, got = (
-        {name: seen for event in events for name, seen in _end(event, what).items()} for events in (right, found)
-    )
+    ends = ([event.get(what, {}) for event in events if event["kind"] == "end"] for events in (right, found))
+    wanted, got = ({name: seen for end in some for name, seen in end.items()} for some in ends)
     names = sorted(name for name in wanted.keys() & got.keys() if not _alike(wanted[name], got[name], within))
     return f"in the end `{_name(names[0])}` holds something else" if names else ""
-
-
-def _end(event: Event, what: str) -> dict[str, Sketch | None]:
-    named: dict[str, Sketch | None] = event.get(what, {}) if event["kind"] == "end" else {}
-    return named
 
 
 def _name(known: str) -> str:

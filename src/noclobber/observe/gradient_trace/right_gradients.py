@@ -29,11 +29,7 @@ from noclobber.observe.torch_api.patches import Patches
 def clone_saves() -> None:
     """Make autograd keep a clone of each tensor that it saves: the simplest way to right gradients."""
     required.look_up()
-    hook_stack.push_hooks(torch.clone, _identity)
-
-
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    hook_stack.push_hooks(torch.clone, lambda tensor: tensor)
 
 
 def compile_nothing() -> None:

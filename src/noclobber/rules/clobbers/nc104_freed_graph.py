@@ -126,7 +126,9 @@ def _explained(event: Refusal) -> Finding:
         return _finding(event, _HEADLINES[repeated], [anew], _note(repeated), Cause.CARRIED)
     detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)
     if repeated is False and event.written is not None:
-        cut = [detach, _NO_GRAD] if event.carried else [_before_write(event)]
+        name = dotted(write_of(event.written).target) or "h"
+        before = f"detach the state before it is written: `{name} = {name}.detach()`; {_NO_GRAD}"
+        cut = [detach, _NO_GRAD] if event.carried else [before]
         return _finding(event, _HEADLINES[repeated], cut, _note(repeated), Cause.CARRIED)
     helps = {
         True: two,
@@ -158,19 +160,6 @@ def _finding(event: Refusal, headline: str, helps: Sequence[Help], note: str, ca
     return account(headline, _labels(event), notes=notes, helps=helps, cause=cause)
 
 
-def _before_write(event: Refusal) -> str:
-    name = dotted(write_of(event.written).target) or "h"
-    cut = f"detach the state before it is written: `{name} = {name}.detach()`"
-    return f"{cut}; {_NO_GRAD}"
-
-
-def _carries(event: Refusal) -> str:
-    """ "`self.centre` is written in place here and carries the old graph over": the target as the line spells it."""
-    target = write_of(event.written).target
-    what = f"`{ast.unparse(target)}`" if target is not None else "a tensor"
-    return f"{what} is written in place here and carries the old graph over"
-
-
 def _labels(event: Refusal) -> tuple[Label, ...]:
     node = f": {node_in_words(event.saved_node)} kept a tensor for its backward" if event.saved_node else ""
     labels: list[Label] = []
@@ -179,7 +168,10 @@ def _labels(event: Refusal) -> tuple[Label, ...]:
             label("save", event.saved, f"part of the freed graph was built here{node}", primary=event.site is None)
         )
     if event.written is not None:
-        labels.append(label("write", event.written, _carries(event)))
+        target = write_of(event.written).target
+        what = f"`{ast.unparse(target)}`" if target is not None else "a tensor"
+        text = f"{what} is written in place here and carries the old graph over"
+        labels.append(label("write", event.written, text))
     else:
         labels += carrying.labels(event)
     if event.freed is not None and event.freed != event.site:
