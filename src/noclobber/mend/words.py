@@ -84,7 +84,8 @@ class _Words:
         if aside := _ASIDE.get(write.via) or _ASIDE.get(self.op):
             cure = Cure.CLONE_FOR_READER if write.via not in _ASIDE else Cure.LATER
             return (Suggestion(aside, cure=cure),)
-        if self._is_trained() or (write.via != "data" and ".grad" in self.statement):
+        is_trained = self.kind == "parameter" or (save is not None and save.is_leaf)
+        if is_trained or (write.via != "data" and ".grad" in self.statement):
             return self._of_weights()
         if write.via == "data" and not (save is not None and save.is_constant):
             words = "write out of place: autograd does not see a write through `.data`, but backward still reads the "
@@ -132,9 +133,6 @@ class _Words:
             Suggestion(f"move {what} {after}"),
             Suggestion("or run the forward after it, so that backward reads the new values"),
         )
-
-    def _is_trained(self) -> bool:
-        return self.kind == "parameter" or (self.finding.save is not None and self.finding.save.is_leaf)
 
     def _of_weights(self) -> tuple[Suggestion, ...]:
         if is_average(self.text.statement):

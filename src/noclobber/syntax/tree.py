@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
@@ -110,6 +110,16 @@ class File:
         around = self.above[node]
         blocks = (getattr(around, name, None) for name in ("body", "orelse", "finalbody"))
         return next(rows for rows in blocks if isinstance(rows, list) and node in rows)
+
+    def beside(self, row: ast.stmt, fits: Callable[[ast.stmt], bool], *, above: bool = True) -> list[ast.stmt]:
+        """A statement of a block, with those right above and below it that fit."""
+        rows = self.block(row)
+        first = last = rows.index(row)
+        while above and first and fits(rows[first - 1]):
+            first -= 1
+        while last + 1 < len(rows) and fits(rows[last + 1]):
+            last += 1
+        return rows[first : last + 1]
 
     def loops(self, node: ast.AST) -> list[Loop]:
         """The loops around a node within its scope, the innermost first."""

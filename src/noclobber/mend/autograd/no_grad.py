@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
@@ -83,7 +83,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
             continue
         likely = scene.is_leaf or (scene.code == "NC304" and scene.kind == "parameter")
         more = 0 if likely else LAST_RESORT
-        rows = _beside(file, found, partial(_goes_on, file, write.name), above=False)
+        rows = file.beside(found, partial(_goes_on, file, write.name), above=False)
         if len(rows) > 1:
             yield Change(_TITLE, under_no_grad(file, rows), more)
         yield Change(_TITLE, under_no_grad(file, [found]), 1 + more)
@@ -119,7 +119,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
             return True
         return _descends(file, one) or _sets_leaf(file, one) or _clears(one)
 
-    rows = _beside(file, found, fits)
+    rows = file.beside(found, fits)
     kept = [at for at, one in enumerate(rows) if not _clears(one)]
     rows = rows[kept[0] : kept[-1] + 1]
     more = (one for one in writes_through(file, file.scope(found), write.name) if one not in rows)
@@ -195,17 +195,6 @@ def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
         return False
     is_same = write_in(file, row).name == write.name and names_in(first.value) >= names_in(row.value)
     return is_same and all(map(_only_computes, walk(row.value, ast.Call)))
-
-
-def _beside(file: File, row: ast.stmt, fits: Callable[[ast.stmt], bool], *, above: bool = True) -> list[ast.stmt]:
-    """A statement of a block, with those right above and below it that fit."""
-    rows = file.block(row)
-    first = last = rows.index(row)
-    while above and first and fits(rows[first - 1]):
-        first -= 1
-    while last + 1 < len(rows) and fits(rows[last + 1]):
-        last += 1
-    return rows[first : last + 1]
 
 
 def _sets(file: File, name: str, row: ast.stmt) -> bool:

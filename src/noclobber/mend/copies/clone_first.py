@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.giving import given_for
@@ -62,7 +63,8 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
     if not name or name.endswith(("torch", "self")) or loses_write(write):
         return
     loop = next(iter(reversed(file.loops(write.statement))), None)
-    inside = cloned_before(file, _first_of_batch(write), name)
+    first, *_ = file.beside(write.statement, partial(_writes_part, file, name))
+    inside = cloned_before(file, first, name)
     saves = [one for one in scene.places("save") if one.file.path == file.path]
     heads = [one for one in walk(loop, ast.stmt) if isinstance(one, FOR)] if loop is not None else []
     is_bound = any(name.split(".")[0] in names_in(one.target) for one in heads)
@@ -72,23 +74,12 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
     yield from change(f"write into a clone of `{name}`", [inside], cost + 2 * (loop is not None))
 
 
-def _first_of_batch(write: WriteSyntax) -> ast.stmt:
-    """The first of the statements in a row, in one block, that write the same tensor."""
-    siblings = write.file.block(write.statement)
-    first = write.statement
-    for one in reversed(siblings[: siblings.index(first)]):
-        if hasattr(one, "body") or not _writes_part(write.file, one, write.name):
-            break
-        first = one
-    return first
-
-
-def _writes_part(file: File, statement: ast.stmt, name: str) -> bool:
-    if isinstance(statement, ast.Assign):
-        target = statement.targets[0]
-        return isinstance(target, ast.Subscript) and dotted(base_of(target)) == name
-    earlier = write_in(file, statement)
-    return earlier.name == name and (isinstance(statement, ast.AugAssign) or earlier.call is not None)
+def _writes_part(file: File, name: str, row: ast.stmt) -> bool:
+    if isinstance(row, ast.Assign):
+        return isinstance(row.targets[0], ast.Subscript) and dotted(base_of(row.targets[0])) == name
+    write = write_in(file, row) if not hasattr(row, "body") else None
+    is_named = write is not None and write.name == name
+    return is_named and write is not None and (isinstance(row, ast.AugAssign) or write.call is not None)
 
 
 def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:

@@ -33,13 +33,9 @@ def holders_at(finding: Finding, file: File, write: ast.stmt) -> Holders | None:
 
 def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
     """Return True if a name, attribute or item held the bytes at a write, and no other holder is read after it."""
-    wanted, found = without_indexes(name), False
-    for holder in holders:
-        if is_of(holder, file, write) and without_indexes(holder.name) == wanted:
-            found = True
-        elif not is_spent(holder, holders):
-            return False
-    return found
+    wanted = without_indexes(name)
+    own = [one for one in holders if is_of(one, file, write) and without_indexes(one.name) == wanted]
+    return own != [] and all(one in own or is_spent(one, holders) for one in holders)
 
 
 def hold_alone(names: Container[str], file: File, write: ast.stmt, holders: Holders) -> bool:

@@ -104,8 +104,9 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
     rows, first, second = file.together(target, read.row)
     if not rows or first >= second:
         return
-    first, end = _alike(rows, first)
-    moved, is_sound = rows[first:end], scene.is_clobber and scene.is_trained and not scene.steps()
+    name = called(call_of(rows[first]))  # two targets may be averaged in a row
+    moved = file.beside(rows[first], lambda row: name != "" and called(call_of(row)) == name)
+    end, is_sound = rows.index(moved[-1]) + 1, scene.is_clobber and scene.is_trained and not scene.steps()
     block = target if isinstance(target, WITH) else None
     heads = [one.context_expr for one in block.items] if block is not None else moved
     if end > second or (block is not None and len(heads) > 1):
@@ -123,18 +124,6 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
         title = "run the backward inside this `with`, whose end makes the change"
         is_sound &= _makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
         yield from change(title, edits, cost, Cure.LATER, is_sound)
-
-
-def _alike(rows: list[ast.stmt], at: int) -> tuple[int, int]:
-    """Where the statements begin and end that call the same as one of a block, right above and below it: two targets
-    may be averaged in a row."""
-    name = called(call_of(rows[at]))
-    first, end = at, at + 1
-    while name and first and called(call_of(rows[first - 1])) == name:
-        first -= 1
-    while name and end < len(rows) and called(call_of(rows[end])) == name:
-        end += 1
-    return first, end
 
 
 def _taken_in(file: File, block: ast.With | ast.AsyncWith, rows: list[ast.stmt]) -> tuple[Edit, ...]:
