@@ -145,7 +145,8 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         counted = [w for w in writes if w.version_before != w.version_after or (handle.unchecked and w.overlaps)]
         writes = tuple(counted) or writes
     else:
-        writes = _with_unseen(writes, handle, _made_by(node, save), save.tensor, backward, memory)
+        made = node if save.is_output else graph.source_of(node, save.field)[0]
+        writes = _with_unseen(writes, handle, made, save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
     stepped = any(write.step for write in writes)
     read = read_of(backward, node.name() if node is not None else "")
@@ -176,27 +177,17 @@ def _with_unseen(
 ) -> tuple[Write, ...]:
     """Return the writes of a save whose version did not move, or those that torch did not see, where they explain it.
 
-    An operator with a wrong schema is named itself, not a line inside it.
+    `made` is the node that made the tensor, if it is known. An operator with a wrong schema is named itself, not a line
+    inside it.
     """
     if any(write.via == "undeclared" for write in writes):
         return writes
-    return _unseen(handle, made, tensor, backward, memory, any(write.overlaps for write in writes)) or writes
-
-
-def _made_by(node: Node | None, save: Save) -> Node | None:
-    """Return the node that made the tensor that `node` keeps; None where that is not known."""
-    return node if save.is_output else graph.source_of(node, save.field)[0]
-
-
-def _unseen(
-    handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, memory: Memory, explained: bool
-) -> tuple[Write, ...]:
-    """Return the writes that torch did not see; none if a write that it saw explains the change."""
     if (shard := shards.shard_of(storages.storage_key(handle.alias))) is not None:
         return _gathered(handle, shard, tensor, backward, memory)
+    explained = any(write.overlaps for write in writes)
     if memory.foreign_writers is not None:
-        return memory.foreign_writers.writes(handle, made, tensor, backward, explained=explained)
-    return () if explained else (_window(handle.place, tensor, backward),)
+        return memory.foreign_writers.writes(handle, made, tensor, backward, explained=explained) or writes
+    return writes if explained else (_window(handle.place, tensor, backward),)
 
 
 def _gathered(handle: Handle, shard: int, tensor: Tensor, backward: Backward, memory: Memory) -> tuple[Write, ...]:

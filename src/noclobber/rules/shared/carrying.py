@@ -32,7 +32,7 @@ from noclobber.syntax.names import (
     targets,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Loop, Place, Turns, functions, last_line, place_of, starts, walk
+from noclobber.syntax.tree import FUNCTION, File, Place, Turns, functions, last_line, place_of, starts, walk
 from noclobber.syntax.writes import is_of_loss
 
 
@@ -121,9 +121,10 @@ def _is_of_no_graph(value: ast.expr | None) -> bool:
 def turns_of(place: Place | None) -> Turns | None:
     """What runs a place again and again: the innermost loop around it in its function, else the closure that a step of
     an optimizer is given, which may run it by functions of the file."""
-    loop = _loop_of(place)
-    if place is None or loop is not None:
-        return loop
+    if place is None:
+        return None
+    if loops := place.file.loops(place.node):
+        return loops[0]
     scope, made = place.file.scope(place.node), list(functions(place.file.tree))
     given = {dotted(one) for step in calls(place.file.tree, "step") for one in values(step)}
     for closure in (one for one in made if one.name in given):
@@ -199,11 +200,12 @@ def sum_of_turns(read: Site | None) -> str:
     """Return the name of the sum that a backward begins from, where every turn of its loop adds to it and none sets it
     anew; empty for anything else."""
     place = place_of(read)
-    loop = _loop_of(place)
+    loops = place.file.loops(place.node) if place is not None else []
     root = next((owner(one) for one in calls(place.row, "backward")), None) if place is not None else None
-    if loop is None or not isinstance(root, ast.Name):
+    if not loops or not isinstance(root, ast.Name):
         return ""
-    rows = [one for one in walk(loop, ast.Assign, ast.AugAssign, ast.AnnAssign) if root.id in map(dotted, targets(one))]
+    rows = list(walk(loops[0], ast.Assign, ast.AugAssign, ast.AnnAssign))
+    rows = [one for one in rows if root.id in map(dotted, targets(one))]
     return root.id if rows and all(_adds(one, root.id) for one in rows) else ""
 
 
@@ -230,11 +232,6 @@ def steps_in_loop(read: Site | None) -> bool:
     """Return True if the loop around a backward calls `step`, as of an optimizer, or if a step calls the closure."""
     loop = turns_of(place_of(read))
     return isinstance(loop, FUNCTION) or bool(calls(loop, "step"))
-
-
-def _loop_of(place: Place | None) -> Loop | None:
-    """The innermost loop around a place, in its function."""
-    return next(iter(place.file.loops(place.node)), None) if place is not None else None
 
 
 def _is_carried(loop: Turns, name: str) -> bool:

@@ -103,13 +103,8 @@ def inside_label(site: Site | None, text: str) -> tuple[Label, ...]:
     """The library's own line, where the user's line called into a library that did the work; else empty."""
     if site is None or site.inside is None:
         return ()
-    return (label("inside", site.inside, f"{text}, inside {package_of(site.inside)}"),)
-
-
-def package_of(site: Site) -> str:
-    """ "`timm`" for a file of the installed package timm; "a library" if the path does not say."""
-    found = _PACKAGE.search(site.code.co_filename)
-    return f"`{found[1]}`" if found else "a library"
+    package = _PACKAGE.search(site.inside.code.co_filename)
+    return (label("inside", site.inside, f"{text}, inside {f'`{package[1]}`' if package else 'a library'}"),)
 
 
 def line_to_show(write: Write) -> Site | None:

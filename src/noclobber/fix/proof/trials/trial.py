@@ -176,14 +176,14 @@ class TrialProcess(Member):
         seen.looked = self._looked
         if order.double:
             right_gradients.in_float64()
-        if order.right == "once":
-            right_gradients.call_regions_once()
-        if order.right == "handed":
-            right_gradients.hand_out_clones()
-        if order.right == "returned":
-            right_gradients.return_clones()
-        if order.right == "recast":
-            right_gradients.keep_no_casts()
+        replaced = {
+            "once": right_gradients.call_regions_once,
+            "handed": right_gradients.hand_out_clones,
+            "returned": right_gradients.return_clones,
+            "recast": right_gradients.keep_no_casts,
+        }
+        if order.right in replaced:
+            replaced[order.right]()
         seen.arm(self._watch())
         if mode == "memory":
             self._measure()
