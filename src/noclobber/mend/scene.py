@@ -191,8 +191,9 @@ class Scene:
     def step_and_backward(self) -> tuple[Place, Place] | None:
         """The step to blame and the backward, where both stand in one file."""
         step, read = self.place("write"), self.place("read")
-        is_known = step is not None and read is not None and step.file is read.file and self.steps()
-        return (step, read) if is_known and step is not None and read is not None else None
+        if step is None or read is None or step.file is not read.file or not self.steps():
+            return None
+        return step, read
 
     def reads_first(self) -> bool:
         """Whether the step stands below the backward, as in a loop whose turns share a graph."""

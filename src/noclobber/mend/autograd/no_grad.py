@@ -315,15 +315,12 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     again = [one for one in again if starts(one) >= ends(found) or not set(loops).isdisjoint(file.around(one))]
     if any(one.attr == "grad" and dotted(one.value) == name for one in walk(scope, ast.Attribute)):
         return False
-    if again and any(isinstance(one, _PLACES) for one in held):
+    if again and any(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) for one in held):
         return True
     given = given_for(file, name, scope) if name in parameters(scope) else []
     back = any(name in names_in(one) for one in walk(scope, ast.Return)) if given else False
     rows = [(file.statement(one), dotted(one)) for one in given]
     return back and any(isinstance(row, ast.Assign) and one not in map(dotted, targets(row)) for row, one in rows)
-
-
-_PLACES = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 def _handed_on(file: File, value: ast.expr) -> ast.expr:

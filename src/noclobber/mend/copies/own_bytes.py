@@ -42,6 +42,7 @@ from noclobber.syntax.names import (
     returned,
     root_of,
     uses,
+    values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
 from noclobber.syntax.writes import WriteSyntax, base_of, is_number
@@ -130,7 +131,7 @@ def _is_aside(file: File, value: ast.expr) -> bool:
     is_shared = False
     while isinstance(value, (ast.Attribute, ast.Call, ast.Subscript)):
         is_shared |= last_name(value) == "data" or called(value) in ("detach", "numpy")
-        if isinstance(value, ast.Call) and (value.args or value.keywords or called(value) not in _SHARING):
+        if isinstance(value, ast.Call) and (values(value) or called(value) not in ("detach", "numpy", "cpu")):
             return False
         if isinstance(value, ast.Attribute) and value.attr != "data":
             return False
@@ -139,10 +140,6 @@ def _is_aside(file: File, value: ast.expr) -> bool:
             return False
         value = inner
     return is_shared and isinstance(value, ast.Name) and is_read_last(file, value)
-
-
-_SHARING = ("detach", "numpy", "cpu")
-"""Methods that give the same memory."""
 
 
 def packed_apart(scene: Scene) -> Iterator[Change]:

@@ -25,7 +25,7 @@ def given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.ex
 def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
     """What the file gives a function for a parameter, wherever it calls it; empty where others may call it too. The
     calls of `__init__` are those of its class."""
-    if not isinstance(function, FUNCTION) or function.decorator_list or function.name in _CALLED_BY_OTHERS:
+    if not isinstance(function, FUNCTION) or function.decorator_list or function.name in ("forward", "backward"):
         return []
     of = file.class_of(function)
     if of is not None and function.name == "__call__":
@@ -34,9 +34,6 @@ def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
         named = mentioned(file, of.name if of is not None and function.name == "__init__" else function.name)
     given = [given_by(file, one, name, function) for one in named]
     return [one for one in given if one is not None] if None not in given else []
-
-
-_CALLED_BY_OTHERS = ("forward", "backward")
 
 
 def _objects(file: File, of: ast.ClassDef) -> list[Name]:

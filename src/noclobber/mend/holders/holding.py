@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from noclobber.mend.holders.giving import asking, given_by, given_for, run_by
 from noclobber.mend.holders.making import (
     BUILTINS,
+    CONTAINERS,
     HANDING_ON,
     KEEPING_NOTHING,
     METHODS,
@@ -181,8 +182,8 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
 
 def _fits(file: File, call: ast.Call, method: Function) -> bool:
     """Return True if a method may be called with the arguments of a call."""
-    if last_name(call.func) == method.name or any(words in file.text for words in _CHANGING):
-        return True
+    if last_name(call.func) == method.name or any(one in file.text for one in ("pre_hook", "__call__", "partial")):
+        return True  # these may give a method other arguments than those of the call
     of, stars = method.args, has_stars(call)
     places = [one.arg for one in (*of.posonlyargs, *of.args)][1:]
     names = {one.arg for one in call.keywords if one.arg}
@@ -190,10 +191,6 @@ def _fits(file: File, call: ast.Call, method: Function) -> bool:
     known = {*places, *(one.arg for one in of.kwonlyargs)}
     many = len(call.args) > len(places) and of.vararg is None
     return stars or not (needed or many or (of.kwarg is None and names - known))
-
-
-_CHANGING = ("pre_hook", "__call__", "partial")
-"""What may give a method other arguments than those of the call."""
 
 
 def _is_given_last(file: File, given: ast.expr) -> bool:
@@ -403,11 +400,8 @@ def _is_list(file: File, added: ast.AugAssign) -> bool:
     an item of what is bound to a container."""
     name = last_name(base_of(added.target))
     rows = (one for one in walk(file.tree, ast.Assign) if name in map(last_name, targets(one)))
-    return any(isinstance(one, _CONTAINERS) or called(one) in _MAKING for row in rows for one in ast.walk(row.value))
-
-
-_CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
-_MAKING = ("list", "deque", "dict", "defaultdict")
+    made = [one for row in rows for one in ast.walk(row.value)]
+    return any(isinstance(one, CONTAINERS) or called(one) in ("list", "deque", "dict", "defaultdict") for one in made)
 
 
 def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bool:

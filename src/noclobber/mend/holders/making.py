@@ -114,10 +114,10 @@ def is_item_of_new(file: File, target: ast.expr, where: ast.AST) -> bool:
     """Whether it is `fast[name]` of a dict or a list that the function itself has made: `fast = dict(...)`."""
     of = target.value if isinstance(target, ast.Subscript) else None
     made = definition(file, of, where)
-    return isinstance(made, _NEW_CONTAINERS) or called(made) in ("dict", "list", "OrderedDict")
+    return isinstance(made, CONTAINERS) or called(made) in ("dict", "list", "OrderedDict")
 
 
-_NEW_CONTAINERS = (ast.Dict, ast.List, ast.DictComp, ast.ListComp)
+CONTAINERS = (ast.Dict, ast.List, ast.DictComp, ast.ListComp)
 
 
 def parts_of(made: ast.Call) -> list[ast.expr]:

@@ -324,10 +324,6 @@ def _sound(scene: Scene) -> Change | None:
     return with_those_refused_next(file, write, found, write_in(file, write))
 
 
-_OF_STRIDES = ("view", "as_strided", "stride")
-"""What asks for the strides of a tensor: those of a new one may be others."""
-
-
 def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     """`x`, and the statement `x = torch.cat((a, b), dim=-1)` below the last write to a part of
     `a, b = x.chunk(2, dim=-1)`, where `x` is read only below that, all in one block; else nothing."""
@@ -352,7 +348,8 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
         keeps_nothing(file, one) for one in own + earlier
     ):
         return "", None
-    asked = [one for one in within(scope, ast.Attribute) if one.attr in _OF_STRIDES]
+    # The strides of a new tensor may be others.
+    asked = [one for one in within(scope, ast.Attribute) if one.attr in ("view", "as_strided", "stride")]
     if any(stored.count(dotted(one)) != 1 for one in parts) or any(starts(one) > ends(made) for one in asked):
         return "", None
     last = max(written, key=starts)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change
+from noclobber.mend.holders.making import CONTAINERS
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit
 from noclobber.syntax.edits import before, replace
@@ -37,7 +38,7 @@ def _as_list(write: WriteSyntax) -> Iterator[Change]:
         return
     dim = next(iter(depths)) or 0
     made = file.above[stores[0]] if stores else None
-    if isinstance(getattr(made, "value", None), (ast.List, ast.ListComp, ast.Dict, ast.DictComp)):
+    if isinstance(getattr(made, "value", None), CONTAINERS):
         return
     edits = _into_list(file, scope, name, made, dim)
     if not edits:

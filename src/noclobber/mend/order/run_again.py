@@ -54,7 +54,6 @@ from noclobber.syntax.writes import base_of, changed_by, writes, written_by
 
 OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
 """Methods that show what has weights, and that are no forward."""
-_NONE = frozenset[str]()
 _RUN = ("forward", "__call__")
 _OF_STATE = (ast.Global, ast.Nonlocal, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr, ast.Delete)
 """Syntax by which a function may keep something."""
@@ -196,7 +195,7 @@ def _stored_in(row: ast.stmt) -> set[str]:
 
 
 def _is_again_the_same(
-    scene: Scene, file: File, node: ast.AST, models: set[str], known: frozenset[str] = _NONE
+    scene: Scene, file: File, node: ast.AST, models: set[str], known: frozenset[str] = frozenset()
 ) -> bool:
     """Return True if a node only computes with values, and what it runs as well, so that it does the same each time:
     no call that may keep something, draw or take the next one, and no attribute that the file sets elsewhere."""

@@ -103,13 +103,11 @@ def reordered(scene: Scene) -> Iterator[Change]:
             yield from _loop_split(step, read)
         if not rows or first >= second:
             continue
-        does_more = any(map(_does_more, rows[first + 1 : second]))
-        if not does_more and (is_direct or file.scope(step.row) is not file.scope(read.row)):
-            yield from _moved(scene, step, read, one, rows, first, second)
-        if not does_more:
+        if not any(map(_does_more, rows[first + 1 : second])):
+            if is_direct or file.scope(step.row) is not file.scope(read.row):
+                yield from _moved(scene, step, read, one, rows, first, second)
             yield from _swapped(step, read, rows, first, second, is_direct=is_direct)
-        if not does_more and is_direct:
-            yield from _merged(file, step, rows, first, second)
+            yield from _merged(file, step, rows, first, second) if is_direct else ()
         if not is_direct:
             return
 

@@ -96,7 +96,8 @@ def _explained(event: Refusal) -> Finding:
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
         )
     repeated = event.repeated_root
-    if event.written and event.written.inside is None and write_of(event.written).form in _NO_WRITE:
+    is_of_library = event.written is not None and event.written.inside is not None
+    if not is_of_library and write_of(event.written).form in (Form.CALL, Form.OTHER):
         event = replace(event, written=None)  # an operator such as that of `GRUCell` writes what it made itself
     states = event.carried if event.are_all_carried else ()
     turns = carrying.in_words(event.site)
@@ -138,10 +139,6 @@ def _explained(event: Refusal) -> Finding:
     known = {True: Cause.SHARED, False: Cause.CARRIED, None: None}
     note = _note(repeated) + _STEPPED * (stepped and repeated is True)
     return _finding(event, _HEADLINES[repeated], helps, note, known[repeated])
-
-
-_NO_WRITE = (Form.CALL, Form.OTHER)
-"""What the text of a line looks like that writes nothing in place."""
 
 
 def _note(repeated: bool | None) -> str:

@@ -42,7 +42,6 @@ from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import Text, blamed
 from noclobber.rules.shared.writetext import is_rebindable, write_of
 
-_MADE = "the inference tensor is made here"
 _UNCOUNTED = "a tensor made in inference mode has no version counter, so a later write to it could not be noticed"
 _NO_GRAD = "make it under `torch.no_grad()` instead of `torch.inference_mode()`"
 _HELPS = (Suggestion(_NO_GRAD, cure=Cure.MODE), "or take a `.clone()` of it outside of inference mode")
@@ -54,7 +53,7 @@ def _of_a_write(refusal: Refusal) -> list[Help]:
     return [Suggestion(words, cure=Cure.OUT_OF_PLACE), Suggestion(f"or {_NO_GRAD}", cure=Cure.MODE)]
 
 
-_text = partial(Text, note=_UNCOUNTED, created=_MADE)
+_text = partial(Text, note=_UNCOUNTED, created="the inference tensor is made here")
 TEXTS = (
     _text(
         [
