@@ -7,7 +7,7 @@ import ast
 from collections.abc import Callable
 
 from noclobber.syntax.names import called, called_by, dotted, gone_through, is_stored, owner
-from noclobber.syntax.tree import File, walk
+from noclobber.syntax.tree import File, functions, walk
 
 ASKING = ("parameters", "named_parameters")
 """Methods that give the weights of a module."""
@@ -20,6 +20,8 @@ IsKnown = Callable[[ast.expr | None], bool]
 def reads_other_gradients(file: File, is_known: IsKnown) -> bool:
     """Return True if a file may read other gradients than those that are known: of a tensor, or of a weight `p` in what
     goes through `net.parameters()`."""
+    if any(one.name == "backward" for one in functions(file.tree)):
+        return True
     words = (one.value for one in walk(file.tree, ast.Constant) if isinstance(one.value, str))
     if any("grad" in one and one.replace(".", "_").isidentifier() for one in words):
         return True  # it may be the name of an attribute

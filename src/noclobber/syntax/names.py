@@ -303,14 +303,14 @@ def has_torch(file: File) -> bool:
     return is_there and "torch" not in bound | {one.arg for one in walk(file.tree, ast.arg)}
 
 
-def is_read_after(file: File, name: str, scope: ast.AST, line: int) -> bool:
-    """Whether a dotted name is read in a scope below a line."""
-    return any(one.lineno > line for one in reads(name, scope, file))
+def is_read_below(file: File, name: str, row: ast.stmt) -> bool:
+    """Whether a dotted name is read below a statement of its function."""
+    return any(one.lineno > last_line(row) for one in reads(name, file.scope(row), file))
 
 
 def is_read_again(file: File, name: str, statement: ast.stmt) -> bool:
     """Whether a dotted name is read below a statement, or elsewhere in a loop around it."""
-    if is_read_after(file, name, file.scope(statement), last_line(statement)):
+    if is_read_below(file, name, statement):
         return True
     own = list(reads(name, statement, file))
     return any(

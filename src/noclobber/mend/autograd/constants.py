@@ -106,9 +106,7 @@ def _may_miss_gradients(file: File, apart: Collection[str]) -> bool:
     loaded = [one for one in named(file.tree) if not is_stored(file, one)]
     asks = any(last_name(one) in _OF_GRAPHS for one in loaded)
     changed = [one for one in named(file.tree) if last_name(one) in (_SETTING if one in loaded else ("data",))]
-    if asks or any(file.loops(one) for one in changed) or any(one.name == "backward" for one in functions(file.tree)):
-        return True
-    if reads_other_gradients(file, lambda one: _is_known(file, one, apart)):
+    if asks or any(map(file.loops, changed)) or reads_other_gradients(file, lambda one: _is_known(file, one, apart)):
         return True
     return any(_may_ask(file, one, apart) for one in walk(file.tree, ast.Call))
 

@@ -29,7 +29,7 @@ from noclobber.syntax.names import (
     called,
     definition,
     dotted,
-    is_read_after,
+    is_read_below,
     names_in,
     only_binding,
     parameters,
@@ -37,7 +37,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, ends, last_line, starts, walk, within
+from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk, within
 from noclobber.syntax.writes import WriteSyntax, base_of, is_read_on, loses_write, write_in, writes
 
 
@@ -90,7 +90,7 @@ def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
         return
     title = f"write into a clone of `{name}`, so that the gradient flows through"
     yield from change(title, [_of_own_view(write)], 1, Cure.CLONE_FIRST, is_sound=True)
-    is_read = is_read_after(file, name, file.scope(found), last_line(found))
+    is_read = is_read_below(file, name, found)
     if write.base is None or not is_read or name.startswith("self.") or ".grad" in file.source(found):
         return
     yield from change(title, [cloned_before(file, found, name)], 1)

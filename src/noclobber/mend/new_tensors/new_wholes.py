@@ -30,7 +30,7 @@ from noclobber.syntax.names import (
     dotted,
     has_torch,
     is_own,
-    is_read_after,
+    is_read_below,
     is_stored,
     names_in,
     names_used,
@@ -79,7 +79,7 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
     name, others = _container(whole), loop.iter.args if isinstance(loop.iter, ast.Call) else []
     if not all(one is whole or _is_as_long(file, scope, one, name) for one in others):
         return False  # `zip` ends with the shortest, and what is not written has to stay
-    if any(is_read_after(file, one, scope, last_line(loop)) for one in names_in(loop.target)):
+    if any(is_read_below(file, one, loop) for one in names_in(loop.target)):
         return False
     if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
         return False
@@ -179,7 +179,7 @@ def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = 
         return
     header = f"for {file.source(loop.target)} in {_as_long(file, loop) if stacked else file.source(loop.iter)}"
     for name, text in _wholes(file, found, value, header, stacked):
-        if "." in name or is_read_after(file, name, file.scope(loop), last_line(loop)):
+        if "." in name or is_read_below(file, name, loop):
             title = f"make a new `{name}` out of place"
             yield Change(title, (replace(file, loop, text),), cost, Cure.OUT_OF_PLACE, is_sound)
 
@@ -248,7 +248,7 @@ def _are_held_alone(scene: Scene, write: WriteSyntax, loop: For, names: list[str
     holders, scope = holders_at(scene.finding, file, row), file.scope(row)
     if holders is None or not hold_alone(own, file, row, holders) or not scene.keeps_type(file):
         return False
-    if file.nearest(row, *WITH) is not None or is_read_after(file, write.name, scope, last_line(loop)):
+    if file.nearest(row, *WITH) is not None or is_read_below(file, write.name, loop):
         return False
     at = node_at(file, row, holders)
     return all(is_own(scope, one) for one in own) and all(may_get_another(file, one, row, own, at) for one in names)

@@ -19,7 +19,7 @@ from noclobber.syntax.names import (
     dotted,
     indexes,
     is_own,
-    is_read_after,
+    is_read_below,
     is_stored,
     keyword,
     names_used,
@@ -28,8 +28,9 @@ from noclobber.syntax.names import (
     parameters,
     set_later,
     uses,
+    value_given,
 )
-from noclobber.syntax.tree import File, last_line, starts, walk
+from noclobber.syntax.tree import File, starts, walk
 from noclobber.syntax.writes import WriteSyntax, writes
 
 
@@ -62,7 +63,7 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
     edits += [replace(file, one, text.replace("#", index)) for one in uses]
     yield Change("index instead of iterating", tuple(edits), 1)
     root = text.partition("[")[0]
-    if is_read_after(file, root, file.scope(loop), last_line(loop)):
+    if is_read_below(file, root, loop):
         clone = cloned_before(file, loop, root)
         yield from change(f"index a clone of `{root}` instead of iterating", [clone, *edits], 2)
 
@@ -82,7 +83,7 @@ def _inlined(write: WriteSyntax, cost: int, *, is_refused: bool) -> Iterator[Cha
     """
     file, name, scope = write.file, dotted(write.target), write.file.scope(write.statement)
     for one in walk(scope, ast.Assign):
-        made = _views(one)
+        made = _views(file, one)
         if name not in made or one.lineno >= write.statement.lineno:
             continue
         later = [use for use in walk(scope, ast.Name) if use.id in made and use.lineno > one.lineno]
@@ -167,14 +168,10 @@ def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
     return (f"{text}[#]", f"len({text})") if dim == "0" else (f"{text}.select({dim}, #)", f"{text}.size({dim})")
 
 
-def _views(one: ast.Assign) -> dict[str, ast.expr]:
+def _views(file: File, one: ast.Assign) -> dict[str, ast.expr]:
     """The names that an assignment gives to views, and how each is taken."""
-    target, value = one.targets[0], one.value
-    pairs = [(target, value)]
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        pairs = list(zip(target.elts, value.elts, strict=True))
-    named = [(a.id, b) for a, b in pairs if isinstance(a, ast.Name)]
-    return {name: b for name, b in named if isinstance(b, ast.Subscript) or called(b) in VIEWS}
+    given = [(each.id, value_given(file, each)) for each in walk(one.targets[0], ast.Name)]
+    return {name: view for name, view in given if isinstance(view, ast.Subscript) or (view and called(view) in VIEWS)}
 
 
 def _fresh(file: File, loop: For) -> str:

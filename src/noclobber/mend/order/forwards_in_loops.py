@@ -40,7 +40,7 @@ from noclobber.syntax.names import (
     dotted,
     first_name,
     is_declared,
-    is_read_after,
+    is_read_below,
     is_stored,
     last_name,
     made_of,
@@ -236,7 +236,7 @@ def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign])
     if any(called(one) != "zero_grad" for row in between for one in calls(row, "backward", "step", *OF_MODELS)):
         return False
     runs = isinstance(loop, FOR) and called(loop.iter) == "range" and loop is inner
-    return runs or not any(is_read_after(file, name, file.scope(loop), last_line(loop)) for name in bound)
+    return runs or not any(is_read_below(file, name, loop) for name in bound)
 
 
 def _makes_object(file: File, call: ast.Call) -> bool:

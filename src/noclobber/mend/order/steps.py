@@ -409,7 +409,7 @@ def _tells_gradients_apart(file: File, modules: set[str], above: list[ast.stmt])
     """Return True if a file freezes parameters, or may read gradients of other than some modules: those that the
     backward no longer adds to. It clips them only `above` the step, and what it sets it may read."""
     renamed = any(one.asname and one.name.startswith("clip_grad") for one in walk(file.tree, ast.alias))
-    if _freezes(file) or renamed or any(one.name == "backward" for one in functions(file.tree)):
+    if _freezes(file) or renamed:
         return True
     stored = (one for one in attributes_set(file, "grad") if not isinstance(value_given(file, one), ast.Constant))
     set_here = {dotted(one.value) for one in stored}

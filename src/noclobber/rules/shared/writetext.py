@@ -6,8 +6,8 @@ import ast
 
 from noclobber.model.seen.operators import ACTIVATIONS
 from noclobber.model.source import Site
-from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_after, is_untracked, names_in
-from noclobber.syntax.tree import File, Place, last_line, place_of, statement_of, walk
+from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_below, is_untracked, names_in
+from noclobber.syntax.tree import File, Place, place_of, statement_of, walk
 from noclobber.syntax.writes import Form, WriteSyntax, chain, out_of_place, write_at
 
 
@@ -95,7 +95,7 @@ def writes_part_of_result(write: WriteSyntax) -> bool:
         return False
     if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
         return False
-    return is_read_after(file, target.value.id, file.scope(found), last_line(found))
+    return is_read_below(file, target.value.id, found)
 
 
 def is_applied(site: Site | None) -> bool:
