@@ -1,5 +1,5 @@
 """Whether the text of a program may tell the gradients of some modules and tensors from others: what reads them, by a
-`.grad`, by the name in a text, or in a hook."""
+`.grad`, by the name in a text, in a hook, or in a `backward` of its own."""
 
 from __future__ import annotations
 

@@ -8,7 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 
 from noclobber.model.source import Site
-from noclobber.syntax.names import binds, dotted, is_declared, is_own, names_in, parameters, targets, unindexed, uses
+from noclobber.syntax.names import (
+    binds,
+    dotted,
+    is_declared,
+    is_own,
+    names_in,
+    parameters,
+    targets,
+    unindexed,
+    uses,
+    uses_in,
+)
 from noclobber.syntax.tree import FOR, FUNCTION, File, Loop, file_at, first_line, functions, place_of, walk, within
 
 Assignment = ast.Assign | ast.AugAssign | ast.AnnAssign
@@ -77,12 +88,7 @@ def begins_anew(loop: Loop, name: str) -> bool:
     """Return True if each turn of a loop binds the name before it reads it."""
     if isinstance(loop, FOR) and name in names_in(loop.target):
         return True
-    if isinstance(loop, ast.While) and loads(loop.test, name):
+    if isinstance(loop, ast.While) and uses_in(loop.test, name, ast.Load):
         return False
     first = next((row for row in loop.body if name in names_in(row)), None)
-    return isinstance(first, ast.Assign) and binds(first, name) and not loads(first.value, name)
-
-
-def loads(node: ast.AST, name: str) -> list[ast.Name]:
-    """Where a node reads a plain name, in functions inside it too."""
-    return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, ast.Load)]
+    return isinstance(first, ast.Assign) and binds(first, name) and not uses_in(first.value, name, ast.Load)

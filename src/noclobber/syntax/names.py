@@ -202,6 +202,11 @@ def uses(scope: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[a
     return [one for one in found if isinstance(one.ctx, contexts or ast.expr_context)]
 
 
+def uses_in(node: ast.AST, name: str, *contexts: type[ast.expr_context]) -> list[ast.Name]:
+    """The same in and below a node, in functions inside it too."""
+    return [one for one in walk(node, ast.Name) if one.id == name and isinstance(one.ctx, contexts or ast.expr_context)]
+
+
 def bindings(file: File, scope: ast.AST, name: str) -> list[ast.AST]:
     """What binds a plain name in a scope, or deletes it, in the order of the text; `x += 1` does not."""
     return [file.above[one] for one in uses(scope, name) if is_stored(file, one)]

@@ -26,6 +26,7 @@ from noclobber.syntax.names import (
     names_in,
     owner,
     parameters,
+    uses_in,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Placed, walk
 
@@ -274,7 +275,7 @@ def writes_for_caller(write: WriteSyntax) -> str:
     scope = write.file.scope(found)
     if not isinstance(scope, FUNCTION) or base.id not in parameters(scope):
         return ""
-    is_bound = any(one.id == base.id and is_stored(write.file, one) for one in walk(scope, ast.Name))
+    is_bound = any(is_stored(write.file, one) for one in uses_in(scope, base.id))
     return "" if is_bound or is_read_again(write.file, base.id, found) else scope.name
 
 
@@ -322,10 +323,8 @@ def viewed_by(write: WriteSyntax) -> ast.expr | None:
 
 def _is_handed_out(file: File, name: str, statement: ast.stmt) -> bool:
     """Return True if a name's tensor also gets another name, or a place in a container, above a statement."""
-    for one in walk(file.scope(statement), ast.Name):
+    for one in (one for one in uses_in(file.scope(statement), name) if one.lineno < statement.lineno):
         around = file.above[one]
-        if one.id != name or one.lineno >= statement.lineno:
-            continue
         if is_stored(file, one):
             if isinstance(around, ast.Assign) and len(around.targets) > 1:
                 return True

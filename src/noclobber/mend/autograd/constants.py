@@ -36,6 +36,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     uses,
+    uses_in,
 )
 from noclobber.syntax.tree import LOOP, File, Turns, functions, starts, walk
 
@@ -137,7 +138,7 @@ def _is_known(file: File, node: ast.expr | None, apart: Collection[str]) -> bool
     name, root = dotted(node), first_name(node)
     if node is None or name not in apart:
         return False
-    bound = [one for one in walk(file.tree, ast.Name) if one.id == root and is_stored(file, one)]
+    bound = [one for one in uses_in(file.tree, root) if is_stored(file, one)]
     is_given = any(root in parameters(one) for one in functions(file.tree))
     if root == "self":
         return [dotted(one) for one in attributes_set(file, last_name(node))].count(name) == 1

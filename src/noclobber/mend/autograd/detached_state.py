@@ -41,6 +41,7 @@ from noclobber.syntax.names import (
     returned,
     targets,
     uses,
+    uses_in,
 )
 from noclobber.syntax.tree import (
     FOR,
@@ -134,7 +135,7 @@ def _goes_on_beside(around: Loop | Function, read: ast.stmt, states: Sequence[st
     named = [(row, dotted(row.value)) for row in walk(around, ast.Assign) if dotted(row.value)]
     handing = [(row, given) for row, given in named if any(map(partial(_is_set, row), states))]
     for root in {given.partition(".")[0] for _, given in handing}:
-        read_on = [one for one in walk(around, ast.Name) if one.id == root and one.lineno > last_line(read)]
+        read_on = [one for one in uses_in(around, root) if one.lineno > last_line(read)]
         below = [row for row, given in handing if given.partition(".")[0] == root and row.lineno > read.lineno]
         if (isinstance(around, LOOP) and not begins_anew(around, root)) or len(read_on) > len(below):
             return True
@@ -157,7 +158,7 @@ def _summed_anew(scene: Scene) -> Iterator[Change]:
     bound = [row for one in uses(file.scope(read.row), name, ast.Store) if (row := file.statement(one)) is not None]
     first = [one for one in bound if loop not in file.around(one)]
     begin = first[0].value if len(first) == 1 and isinstance(first[0], ast.Assign) else None
-    added = [one for one in walk(file.tree, ast.Name) if one.id == name and not _is_added(file, one)]
+    added = [one for one in uses_in(file.tree, name) if not _is_added(file, one)]
     is_zero = is_number(begin) and begin is not None and all(file.statement(one) is read.row for one in added)
     text = f"{name} = {file.source(begin)}" if is_zero and begin is not None else f"{name} = {name}.detach()"
     is_known = event.are_all_carried and {one.name for one in event.carried} == {name}

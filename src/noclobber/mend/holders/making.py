@@ -21,6 +21,8 @@ from noclobber.syntax.names import (
     last_name,
     owner,
     unindexed,
+    uses,
+    uses_in,
     value_given,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, functions, walk, within
@@ -270,7 +272,7 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 def _is_plain(file: File, around: ast.ClassDef) -> bool:
     """Return True if the attributes of the objects of a class are what the statements of the class set."""
-    bound = [one for one in walk(file.tree, ast.Name) if one.id == around.name and not isinstance(one.ctx, ast.Load)]
+    bound = uses_in(file.tree, around.name, ast.Store, ast.Del)
     twice = [one for one in walk(file.tree, ast.ClassDef) if one.name == around.name and one is not around]
     bases = {last_name(one) for one in around.bases}
     hidden = any(words in file.text for words in _HIDDEN)
@@ -336,8 +338,7 @@ def _named(file: File, name: str) -> list[ast.FunctionDef]:
     """The functions of a file by a name that nothing else there has: no function inside another, no variable."""
     found = _functions(file.tree, name)
     inner = (one for one in functions(file.tree) if one.name == name and file.class_of(one) is None)
-    is_bound = any(one.id == name and isinstance(one.ctx, ast.Store) for one in within(file.tree, ast.Name))
-    return found if all(one in found for one in inner) and not is_bound else []
+    return found if all(one in found for one in inner) and not uses(file.tree, name, ast.Store) else []
 
 
 def _functions(around: ast.Module | ast.ClassDef | None, name: str) -> list[ast.FunctionDef]:

@@ -12,8 +12,8 @@ from collections.abc import Container, Sequence
 from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.events import Holder, Refusal, without_indexes
 from noclobber.model.source import Owner, owner_of
-from noclobber.syntax.assigning import begins_anew, loads
-from noclobber.syntax.names import binds, called_by, is_own, is_stored, names_in, uses
+from noclobber.syntax.assigning import begins_anew
+from noclobber.syntax.names import binds, called_by, is_own, is_stored, names_in, uses, uses_in
 from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk
 
 Holders = Sequence[Holder]
@@ -82,7 +82,7 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     scope = file.scope(row)
     if any(map(looks_around, walk(scope, ast.Call))) or not is_own(scope, name):
         return False
-    read = loads(row, name)
+    read = uses_in(row, name, ast.Load)
     if any(is_in_comprehension(file, one) for one in read):
         return False
     if any(one.target.id == name for one in walk(row, ast.NamedExpr)):

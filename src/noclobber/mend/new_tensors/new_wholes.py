@@ -38,6 +38,7 @@ from noclobber.syntax.names import (
     parameters,
     targets,
     uses,
+    uses_in,
     value_given,
 )
 from noclobber.syntax.tree import FOR, WITH, File, Scope, functions, last_line, parse, starts, walk
@@ -346,5 +347,5 @@ def _renamed(text: str, old: str, new: str) -> str:
     file = parse("", text)
     if file is None:
         return text
-    edits = (replace(file, one, new) for one in walk(file.tree, ast.Name) if one.id == old)
+    edits = (replace(file, one, new) for one in uses_in(file.tree, old))
     return rewritten(file, file.span(file.tree.body[0]), edits)

@@ -35,8 +35,9 @@ from noclobber.syntax.names import (
     only_binding,
     parameters,
     root_of,
+    uses_in,
 )
-from noclobber.syntax.tree import FUNCTION, File, functions, starts, walk
+from noclobber.syntax.tree import FUNCTION, File, functions, walk
 from noclobber.syntax.writes import (
     WriteSyntax,
     chain,
@@ -115,7 +116,7 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
     if scene.is_refused or not _in_backward(write) or not isinstance(root, ast.Name) or isinstance(scope, ast.Lambda):
         return None
     name, rows = root.id, scope.body
-    uses = sorted((one for one in walk(scope, ast.Name) if one.id == name), key=starts)
+    uses = uses_in(scope, name)
     edit: Edit | None = None
     row, bound = only_binding(file, scope, name), bindings(file, scope, name)
     given = row.value if row is not None and row.targets == [uses[0]] else None

@@ -10,8 +10,8 @@ from noclobber.mend.holders.making import CONTAINERS
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit
 from noclobber.syntax.edits import before, replace
-from noclobber.syntax.names import dotted, indexes, is_stored, names_used, parameters
-from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line, walk
+from noclobber.syntax.names import dotted, indexes, is_stored, names_used, parameters, uses_in
+from noclobber.syntax.tree import FUNCTION, File, Place, Scope, last_line
 from noclobber.syntax.writes import WriteSyntax, out_of_place, write_at
 
 
@@ -30,7 +30,7 @@ def _as_list(write: WriteSyntax) -> Iterator[Change]:
     name = dotted(write.target.value) if isinstance(write.target, ast.Subscript) else ""
     if not name or "." in name or not file.loops(write.statement):
         return
-    uses = _of_the_new(file, [one for one in walk(scope, ast.Name) if one.id == name])
+    uses = _of_the_new(file, uses_in(scope, name))
     stores = [one for one in uses if is_stored(file, one)]
     indexes = [above for one in uses if isinstance(above := file.above[one], ast.Subscript) and above.value is one]
     depths = {_depth(one) for one in indexes}

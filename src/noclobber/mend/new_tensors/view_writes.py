@@ -28,6 +28,7 @@ from noclobber.syntax.names import (
     parameters,
     set_later,
     uses,
+    uses_in,
     value_given,
 )
 from noclobber.syntax.tree import File, starts, walk
@@ -56,7 +57,7 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
     if found is None or source is None:
         return
     (loop, target, whole), (text, length), index = found, source, _fresh(file, found.loop)
-    uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == write.name]
+    uses = [one for row in loop.body for one in uses_in(row, write.name)]
     if any(is_stored(file, one) for one in uses):
         return
     edits = [replace(file, target, index), replace(file, whole, f"range({length})")]

@@ -51,6 +51,7 @@ from noclobber.syntax.names import (
     names_used,
     owner,
     targets,
+    uses_in,
 )
 from noclobber.syntax.tree import (
     FOR,
@@ -244,7 +245,7 @@ def _makes_object(file: File, call: ast.Call) -> bool:
     `G(z)` calls what a variable holds."""
     name = called(call)
     is_class = name[:1].isupper() and not name.endswith("Loss")
-    return is_class and not any(one.id == name and is_stored(file, one) for one in walk(file.tree, ast.Name))
+    return is_class and not any(is_stored(file, one) for one in uses_in(file.tree, name))
 
 
 def _is_object_in(loop: Turns, names: set[str]) -> bool:

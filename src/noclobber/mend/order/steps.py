@@ -75,6 +75,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     uses,
+    uses_in,
     value_given,
     values,
 )
@@ -304,9 +305,8 @@ def _parameters_of(scene: Scene, name: str) -> str:
     """The parameters of an optimizer, as an expression: of the module that it was seen to step, else of its groups."""
     module = next((one.module for one in _optimizers(scene) if one.name == name), "")
     root = module.partition(".")[0]
-    bound = [one for file in scene.files() for one in walk(file.tree, ast.Name) if one.id == root]
-    is_one = sum(isinstance(one.ctx, ast.Store) for one in bound) <= 1
-    return f"list({module}.parameters())" if module and is_one else _of_groups(name)
+    bound = [one for file in scene.files() for one in uses_in(file.tree, root, ast.Store)]
+    return f"list({module}.parameters())" if module and len(bound) <= 1 else _of_groups(name)
 
 
 def _of_groups(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.model.seen.silent import Moved
 from noclobber.model.source import Span
-from noclobber.syntax.names import attributes, dotted
+from noclobber.syntax.names import attributes, dotted, uses_in
 from noclobber.syntax.tree import FUNCTION, File, Placed, file_at, walk
 
 _MAKES = ("__init__", "__new__", "__post_init__", "__set__", "setup")
@@ -54,7 +54,7 @@ def _files(moved: Moved, sources: Sequence[str]) -> Iterator[File]:
 def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
     last = moved.attribute.rpartition(".")[2]
     if moved.is_variable and last == moved.attribute:
-        names = (node for node in walk(file.tree, ast.Name) if node.id == last)
+        names = uses_in(file.tree, last)
         yield from (node for node in names if not isinstance(file.nearest(node, ast.ClassDef, *FUNCTION), ast.ClassDef))
     else:
         yield from attributes(file, last)

@@ -30,6 +30,7 @@ from noclobber.syntax.names import (
     names_used,
     owner,
     targets,
+    uses_in,
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, Turns, functions, last_line, place_of, starts, walk
@@ -182,7 +183,7 @@ def is_renewed(read: Site | None, state: Carried) -> bool | None:
         return True
     last = re.split(r"\W", whole)[-1]
     if "." not in whole:  # what is given a name of a tensor cannot bind it anew
-        own = [one for one in walk(loop, ast.Name) if one.id == last and not state.name.isidentifier()]
+        own = uses_in(loop, last) if not state.name.isidentifier() else []
         return None if any(_may_fill(place.file, one) for one in own) else False
     held = attributes(place.file, last)
     if state.kind == "attribute":  # it holds the tensor, and no call puts another one there
@@ -236,7 +237,7 @@ def steps_in_loop(read: Site | None) -> bool:
 
 def _is_carried(loop: Turns, name: str) -> bool:
     """Return True if a turn of a loop reads a name before it binds it, and then binds it."""
-    uses = [one for row in loop.body for one in walk(row, ast.Name) if one.id == name]
+    uses = [one for row in loop.body for one in uses_in(row, name)]
     stored = [one for one in uses if isinstance(one.ctx, ast.Store)]
     added = {one.target for row in loop.body for one in walk(row, ast.AugAssign)}
     read = [one for one in uses if isinstance(one.ctx, ast.Load) or one in added]
