@@ -27,6 +27,8 @@ def looks_anew(monkeypatch):
     """Programs look for holders as if they were the first of their process, however much this one has imported."""
     from noclobber.observe.describe import holders
 
+    gc.collect()
+    gc.freeze()
     monkeypatch.setattr(holders, "spent", [])
     monkeypatch.setattr(holders, "_MOST_SECONDS", 1000.0)
     # What the tests have imported holds no tensor of theirs, and to count it takes as long as the rest of a look.

@@ -74,8 +74,7 @@ def applied(text, edits):
     return text
 
 
-def first_changes(program):
-    findings = program.findings()
+def first_changes(findings):
     assert findings
     return [one.suggestions[0].edits for one in findings if one.severity == "error"]
 
@@ -83,7 +82,9 @@ def first_changes(program):
 @pytest.mark.parametrize("body", [*SOUND.values(), *READ_ELSEWHERE.values()], ids=[*SOUND, *READ_ELSEWHERE])
 def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, body):
     program = Program(tmp_path, body)
-    for edits in first_changes(program):
+    findings = program.findings()
+    assert_goes_by_no_words_and_sound_first(findings)
+    for edits in first_changes(findings):
         assert edits
         changed = applied(program.text, edits)
         clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
@@ -104,7 +105,7 @@ def test_a_change_of_a_script_is_right_and_not_shown_where_its_functions_are_cal
     assert edits
     clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
     assert all_equal(program.gradients(applied(program.text, edits)), program.gradients(around=clones))
-    assert not any(first_changes(program))
+    assert not any(first_changes(program.findings()))
 
 
 def reworded(finding):
@@ -119,9 +120,7 @@ def reworded(finding):
     )
 
 
-@pytest.mark.parametrize("body", [*SOUND.values(), *(body for body, _ in REFUSED.values()), *WORDS.values()])
-def test_cures_go_by_no_words_and_give_what_is_sound_first(tmp_path, body):
-    found = Program(tmp_path, body).findings()
+def assert_goes_by_no_words_and_sound_first(found):
     findings = [replace(one, suggestions=tuple(replace(help, edits=()) for help in one.suggestions)) for one in found]
     told = [reworded(one) for one in findings]
     changes = [[help.edits for help in one.suggestions if help.edits] for one in advised(findings)]
@@ -150,7 +149,9 @@ def _seen_by_hooks(text):
 @pytest.mark.parametrize(("body", "right"), REFUSED.values(), ids=REFUSED)
 def test_a_change_makes_what_was_refused_right(tmp_path, body, right):
     program = Program(tmp_path, body)
-    (edits,) = set(first_changes(program))
+    findings = program.findings()
+    assert_goes_by_no_words_and_sound_first(findings)
+    (edits,) = set(first_changes(findings))
     names = program.names(program.text)
     expected = [one if one is None else one.detach() for one in right(names["x"], names["w"])]
     found = program.gradients(applied(program.text, edits))
@@ -161,6 +162,7 @@ def test_a_change_makes_what_was_refused_right(tmp_path, body, right):
 def test_where_no_change_is_sound_there_are_words(tmp_path, body):
     findings = Program(tmp_path, body).findings()
     assert findings
+    assert_goes_by_no_words_and_sound_first(findings)
     assert all(one.suggestions for one in findings)
     assert not any(help.edits for one in findings for help in one.suggestions)
 

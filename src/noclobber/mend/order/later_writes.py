@@ -76,8 +76,9 @@ def put_off(scene: Scene) -> Iterator[Change]:
         return
     cost = 1 if scene.is_trained or scene.drifts else 4
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
-    for one in dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)]):
-        yield from _put_off(scene, read, one, cost)
+    statements = dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)])
+    found = (each for one in statements for each in _put_off(scene, read, one, cost))
+    yield from sorted(found, key=lambda one: not one.is_sound)
 
 
 def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:

@@ -17,6 +17,8 @@ from noclobber.observe.core.seen import reads
 
 _DEEPEST = 6
 _MOST = 20_000
+_IMPORTS = {"__builtins__", "__loader__", "__spec__"}
+"""Variables of every file, which lead to all that its loader knows (pytest's: 19,000 objects) and to no tensor."""
 
 
 class Held(NamedTuple):
@@ -70,7 +72,7 @@ def reachable(frames: Iterable[FrameType]) -> Iterator[Held]:
         shared = {} if frame.f_locals is frame.f_globals else frame.f_globals
         own = variables(frame)  # which empties `f_locals`, after the question for it
         found = [*own.items(), *((name, value) for name, value in list(shared.items()) if name not in own)]
-        waiting += [(0, Held(name, "name", value, (code,))) for name, value in found]
+        waiting += [(0, Held(name, "name", value, (code,))) for name, value in found if name not in _IMPORTS]
     while waiting and held < _MOST:
         held += 1
         depth, one = waiting.popleft()
