@@ -6,6 +6,8 @@ sound, and what they cost. Nothing else decides about advice. To add one, write 
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -30,6 +32,7 @@ from noclobber.mend.copies.own_bytes import (
 )
 from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
 from noclobber.mend.flags import without_cache, without_flag, written_in_place
+from noclobber.mend.holders.seen import may_be_missed
 from noclobber.mend.new_tensors.new_tensor import put_into, written_anew
 from noclobber.mend.new_tensors.new_wholes import new_wholes
 from noclobber.mend.new_tensors.returned import given_new
@@ -40,7 +43,8 @@ from noclobber.mend.order.later_views import views_later
 from noclobber.mend.order.later_writes import hook_later, put_off
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
-from noclobber.model.reports.finding import Finding
+from noclobber.model.reports.finding import Edit, Finding
+from noclobber.syntax.names import root_of
 
 CURES: tuple[Mend, ...] = (
     under_mode,
@@ -110,8 +114,24 @@ def candidates(finding: Finding, read: Callable[[str], str], fitting: tuple[Mend
     """
     scene = Scene(finding, read)
     found = sorted(_distinct(one for cure in fitting for one in cure(scene)), key=lambda one: one.cost)
+    if kept := set(_to_be_kept(scene)):
+        found = [one for one in found if one.is_sound or not any(map(kept.__contains__, map(_bound_by, one.edits)))]
     likely = [one for one in found if one.cost < LAST_RESORT][:MOST]
     return likely + [one for one in found if one.cost >= LAST_RESORT][: MOST_MORE if scene.is_judged else 0]
+
+
+def _to_be_kept(scene: Scene) -> Iterator[str]:
+    """The written names that have to hold the same tensor on, as a run may not show who else reads it."""
+    for write in scene.writes():
+        root = root_of(write.target) if write.target is not None else None
+        if isinstance(root, ast.Name) and may_be_missed(scene.finding, write.file, write.statement):
+            yield root.id
+
+
+def _bound_by(edit: Edit) -> str:
+    """The name that the text of an edit binds or stores into; empty for any other text."""
+    bound = re.match(r"\s*(\w+)(\[.*\])? = ", edit.replacement)
+    return bound[1] if bound else ""
 
 
 def as_part(finding: Finding, read: Callable[[str], str]) -> list[Change]:

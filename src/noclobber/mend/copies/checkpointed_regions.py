@@ -2,7 +2,7 @@
 
 Sound where a region that closes over a tensor, or reads it from `self`, is given a copy, and nothing else in the file
 reads that; where a module is called on a copy of its buffer, which it does not write itself; and where a region that
-itself changes what it reads is called without `checkpoint`. All other changes are tried.
+itself changes what it reads, and nothing that it saved, is called without `checkpoint`. All other changes are tried.
 """
 
 from __future__ import annotations
@@ -60,8 +60,12 @@ def not_again(scene: Scene) -> Iterator[Change]:
         region = file.source(call.args[0])
         text = f"({region})" if isinstance(call.args[0], ast.Lambda) else region
         title = f"call `{region}` without `checkpoint`, at the price of what it then keeps"
-        is_sound = isinstance(event, Drift) and event.repeated and "context_fn" not in file.text
-        yield Change(title, (replace(file, call, f"{text}({', '.join(given)})"),), 5, is_sound=is_sound)
+        is_sound = isinstance(event, Drift) and event.repeated and not event.spoils and "context_fn" not in file.text
+        plainly, above = f"{text}({', '.join(given)})", file.above[call]
+        whole: ast.expr = call
+        if isinstance(above, ast.IfExp) and plainly in map(file.source, (above.body, above.orelse)):
+            whole = above
+        yield Change(title, (replace(file, whole, plainly),), 5, is_sound=is_sound)
 
 
 def _checkpoints(scene: Scene) -> Iterator[tuple[File, ast.Call]]:

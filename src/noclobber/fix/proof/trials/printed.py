@@ -18,9 +18,9 @@ def difference(right: Result, found: Result) -> str:
     If a run was stopped, only as much is compared as it had printed by then.
     """
     whole = right.ended is found.ended is not Ended.LIMIT
-    one, other = (each.printed.splitlines() for each in (right, found))
+    one, other = (_lines(each.printed, whole) for each in (right, found))
     if not whole:
-        shorter = max(min(len(one), len(other)) - 1, 0)  # the last line may have been under way
+        shorter = min(len(one), len(other))
         one, other = one[:shorter], other[:shorter]
     for number, (line, its) in enumerate(zip_longest(one, other), 1):
         if line is None or its is None:
@@ -28,6 +28,11 @@ def difference(right: Result, found: Result) -> str:
         if not _alike(line, its):
             return f"line {number} of what it prints is {_quoted(its)}, and was {_quoted(line)}"
     return ""
+
+
+def _lines(text: str, whole: bool) -> list[str]:
+    """The lines; where a run was stopped, without one that was under way."""
+    return [one.rstrip("\r\n") for one in text.splitlines(keepends=True) if whole or one.endswith("\n")]
 
 
 def _alike(one: str, other: str) -> bool:
