@@ -76,9 +76,11 @@ class Alone:
             self._runs[calls] = comparison.without(self.unread, evidence.read(run.evidence))
         return self._runs[calls]
 
-    def differences(self, number: int) -> Iterable[Differences]:
-        """Central differences of what the backward call of a number begins from."""
-        return differences(self.launcher, replace(self.order, mode="moved", backwards=number, after=number - 1))
+    def differences(self, number: int, *, is_late: bool = False) -> Iterable[Differences]:
+        """Central differences of what the backward call of a number begins from; of `is_late`, of what the program
+        computes after the call before it."""
+        order = replace(self.order, mode="moved", backwards=number, after=number - 1, is_late=is_late)
+        return differences(self.launcher, order)
 
 
 def by_derivative(
@@ -115,7 +117,7 @@ def by_derivative(
     if known and not reference.result.custom and not reference.result.given:
         why = "its gradient is not the one that forward mode gives without the patch"
         return Verdict(False, why=why, differs=True, result=result)
-    if not known and (how := _own_agreement(stage.after, alone)):
+    if not known and (how := _own_agreement(stage, alone)):
         proof = f"{loss}; {how}; {BEYOND}"
         return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
     lacking = (_OF_ITS_OWN if reference.result.custom else _OF_OTHERS) if known else _DISAGREES
@@ -154,16 +156,23 @@ def _agrees(found: Iterable[Differences], call: dict[str, Any] | None) -> bool |
     return agrees
 
 
-def _own_agreement(after: int, alone: Alone) -> str:
+def _own_agreement(stage: Stage, alone: Alone) -> str:
     """Return in words that the next backward call of a patched program that adds to `.grad` agrees with the central
-    differences of the program as it is patched; empty if it does not, or if a step comes before that call."""
+    differences of the program as it is patched; empty if it does not, or if a step comes before that call.
+
+    Where the written value depends on no other leaf, it may agree with those of what comes after the call before: an
+    attack on the input is made of gradients of the same weights, and is a constant for the next loss.
+    """
     for event in alone.events(_FURTHEST):
         number = event.get("number", 0)
         if event["kind"] == "step":
             break
-        if event["kind"] == "backward" and number > after:
-            agrees = _agrees(alone.differences(number), event)
-            return f"gradient of backward call {number} agrees with {_CENTRAL}, in float64" if agrees else ""
+        if event["kind"] == "backward" and number > stage.after:
+            for is_late in (False, True) if stage.of_itself and number > 1 else (False,):
+                if _agrees(alone.differences(number, is_late=is_late), event):
+                    since = f" of what comes after call {number - 1}" * is_late
+                    return f"gradient of backward call {number} agrees with {_CENTRAL}{since}, in float64"
+            break
     return ""
 
 

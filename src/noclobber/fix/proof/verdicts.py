@@ -97,8 +97,9 @@ class Prover:
             last.codes |= codes
             if "NC104" in codes and not last.references.order.retaining:
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
-        self._stages[-1].of_itself = isinstance(finding.event, Refusal) and finding.event.of_itself
-        self._stages[-1].expanded |= isinstance(finding.event, Refusal) and finding.event.expanded
+        if isinstance(event := finding.event, Refusal):
+            self._stages[-1].of_itself = event.of_itself or event.carries_gradient is False
+            self._stages[-1].expanded |= event.expanded
         self._stages[-1].carries |= isinstance(finding.event, (Clobber, Refusal)) and finding.event.carried != ()
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:
             self._stages[-1].references.start(kind)

@@ -366,7 +366,11 @@ class MovedAtFirst(Moved):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def _called(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        name = getattr(func, "__name__", "")
+        is_update = _writes(func) and not torch.is_grad_enabled()
         for tensor in tensors_in(args, kwargs):
+            if name == "detach" or (is_update and tensor is args[0]):
+                continue  # no gradient of a leaf comes from there
             if not tensor._is_view() and tensor.requires_grad and tensor.is_leaf:
                 self._meet(tensor)
             elif not tensor.requires_grad and id(tensor) in self._leaves:

@@ -21,7 +21,7 @@ Mode = Literal["search", "watch", "bare", "reference", "clones", "derivative", "
 reference, clones: with what backward needs preserved, or with a clone of whatever is saved, for the right gradients.
 derivative, updated: with gradients off, for the loss that a backward begins from and its derivative, where a write to a
 leaf is part of what is computed, or makes it another leaf.
-moved: under nothing, with the leaves moved from the first line on, for the loss that a backward begins from.
+moved: under nothing, with the leaves moved, for the loss that a backward begins from.
 hints: under watch, for hints; memory: under nothing but PyTorch's profiler, for the peak of memory."""
 
 Right = Literal["full", "step", "backward", "handed", "before", "recast", "returned", "once"]
@@ -88,6 +88,8 @@ class Order:
     """How far leaves are moved, for central differences; None for forward mode."""
     direction: int = 0
     """The number of the direction that they are moved along."""
+    is_late: bool = False
+    """Whether they are moved from the end of the calls on that come `after`, and not from the first line on."""
     double: bool = False
     """Whether numbers are made in float64 where the program does not say which type they have."""
     fresh: bool = False

@@ -190,12 +190,12 @@ class TrialProcess(Member):
         if self.session.started:
             self.watched = True
             self._watching()
-        if mode == "moved":
-            MovedAtFirst(updates=False, step=order.step or 0.0, number=order.direction).begin()
-        elif self._tangents is not None and order.after:
-            seen.reached = self._tangents.begin
-        elif self._tangents is not None:
-            self._tangents.begin()
+        moved = MovedAtFirst(updates=False, step=order.step or 0.0, number=order.direction) if mode == "moved" else None
+        if (begins := self._tangents or moved) is not None:
+            if order.after and (moved is None or order.is_late):
+                seen.reached = begins.begin
+            else:
+                begins.begin()
 
     def _measure(self) -> None:
         from noclobber.observe.memory.measured_peak import MeasuredPeak
