@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.holders.giving import given_for
+from noclobber.mend.holders.giving import given_by, given_for
 from noclobber.mend.holders.holding import holds_alone, writes_through
 from noclobber.mend.holders.making import HANDING_ON, METHODS, bound_to, is_function, is_method, passes_on
 from noclobber.mend.scene import Scene, hides
@@ -57,7 +57,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, ends, first_line, last_line, starts, walk
+from noclobber.syntax.tree import FUNCTION, File, ends, first_line, functions, last_line, starts, walk
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
@@ -78,8 +78,10 @@ def under_mode(scene: Scene) -> Iterator[Change]:
         if rows := _sound_rows(scene, write):
             yield Change(_TITLE, under_no_grad(file, rows), 0, Cure.NO_GRAD, is_sound=True)
         event = scene.finding.event
-        of_itself = isinstance(event, Refusal) and event.of_itself
-        if not _may_be_update(write, scene.kind) or (_is_tracked(write) and not of_itself):
+        is_constant = isinstance(event, Refusal) and event.carries_gradient is False and not differentiates(file)
+        of_itself = is_constant or (isinstance(event, Refusal) and event.of_itself)
+        may_be_update = is_constant or _may_be_update(write, scene.kind)
+        if not may_be_update or (_is_tracked(write) and not of_itself):
             continue
         likely = scene.is_leaf or (scene.code == "NC304" and scene.kind == "parameter")
         more = 0 if likely else LAST_RESORT
@@ -407,8 +409,20 @@ def _value(write: WriteSyntax) -> ast.expr | None:
     return found.value if isinstance(found, (ast.Assign, ast.AugAssign)) else write.call
 
 
+def _is_given_to_writer(file: File, call: ast.Call, name: str) -> bool:
+    """`clip_(x, low)`: whether a call hands a name to a function of the file that writes it."""
+    own = (one for one in functions(file.tree) if one.name == called(call))
+    given = ((one, each) for one in own for each in parameters(one))
+    return any(
+        dotted(given_by(file, call.func, each, one)) == name and any(writes_through(file, one, each))
+        for one, each in given
+    )
+
+
 def _goes_on(file: File, name: str, row: ast.stmt) -> bool:
     call = call_of(row)
+    if call is not None and file.own_lines(row) is not None and _is_given_to_writer(file, call, name):
+        return True
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     calls = call is not None and writes(call) and not called(call).endswith("requires_grad_")
     if not (stores or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:

@@ -42,6 +42,7 @@ from noclobber.syntax.names import (
     binds,
     call_of,
     called,
+    called_by,
     calls,
     definition,
     dotted,
@@ -49,9 +50,9 @@ from noclobber.syntax.names import (
     is_given,
     is_stored,
     keyword,
+    last_name,
     named,
     names_in,
-    names_used,
     owner,
     root_of,
     uses,
@@ -495,9 +496,18 @@ def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:
         if owner(call) is None or called(call) not in _SAVING_NOTHING:
             return None
     last = without_indexes(name).removesuffix("[]").rpartition(".")[2]
-    if any(last in names_used(value) for value in given) or file.own_lines(write) is None:
+    own = (one for value in given for one in named(value) if last_name(one) == last)
+    if not all(_is_cloned(file, one) for one in own) or file.own_lines(write) is None:
         return None
     return cloned_before(file, write, name)
+
+
+def _is_cloned(file: File, use: ast.expr) -> bool:
+    """`x[:, 1:].clone()`: whether a statement reads a clone of what it uses, and saves nothing of that itself."""
+    above = file.above[use]
+    while isinstance(above, ast.Subscript) and use is above.value:
+        use, above = above, file.above[above]
+    return isinstance(above, ast.Attribute) and above.attr == "clone" and called_by(file, above) is not None
 
 
 def _copied_anew(file: File, write: ast.stmt, name: str) -> Edit | None:
