@@ -30,7 +30,9 @@ class Bench:
         self.prover.meet(self.finding, search.findings[:1], search, Patch())
 
     def judged(self, *pairs, mode="watch", way="same"):
-        patch = programs.replaced(self.path, *pairs)
+        return self.judge(programs.replaced(self.path, *pairs), mode, way)
+
+    def judge(self, patch, mode="watch", way="same"):
         return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding, way=way)
 
 

@@ -2,7 +2,10 @@
 
 import pytest
 
+from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.levels import Level
+from noclobber.mend.cures import candidates
+from noclobber.mend.scene import as_it_ran
 from tests.fix import programs
 
 CENTRAL = "gradient agrees with central differences of its own loss along 3 random directions"
@@ -365,3 +368,66 @@ last(h).square().mean().backward()
     assert it.finding.code == "NC302"
     for patch in (("h = start.expand(4, -1)", "h = start.clone().expand(4, -1)"), ("(4, -1)", "(4, -1).clone()")):
         assert it.judged(patch).level is Level.UNPROVEN
+
+
+ATTACK = """\
+import torch
+net = torch.nn.Linear(3, 4)
+def attack(x, y):
+    x = x.clone().requires_grad_()
+    for _ in range(2):
+        (slope,) = torch.autograd.grad(torch.nn.functional.cross_entropy(net(x), y), x)
+        x += slope
+        x.clamp_(0, 1)
+    return x.detach()
+for _ in range(2):
+    x, y = torch.rand(8, 3), torch.randint(0, 4, (8,))
+    x = attack(x, y)
+    out = torch.nn.functional.linear(x, net.weight, net.bias)
+    torch.nn.functional.cross_entropy(out, y).backward()
+"""
+
+
+def test_a_constant_that_gradients_of_the_same_weights_made_is_one_for_the_next_loss(bench):
+    it = bench(ATTACK)
+    assert it.finding.code == "NC301"
+    under = (
+        ("        x += slope", "        with torch.no_grad(): x += slope; x.clamp_(0, 1)"),
+        ("        x.clamp_(0, 1)", "        pass"),
+    )
+    right = it.judged(*under)
+    assert right.level is Level.CHECKED, (right.why, right.proof)
+    assert "along 3 random directions of what comes after call 2, in float64" in right.proof
+    wrong = it.judged(*under, ("net.weight,", "net.weight / 2 + net.weight.detach() / 2,"))
+    assert wrong.level is not Level.CHECKED, wrong.proof
+
+
+CLIPPED = ATTACK.replace("x.clamp_(0, 1)", "clip_(x)") + "\n"
+CLIPPED = CLIPPED.replace("def attack", "def clip_(t):\n    t.clamp_(0, 1)\ndef attack")
+COLUMNS = """\
+import torch
+net = torch.nn.Linear(2, 1)
+def model(both):
+    t, x = both[:, 0], both[:, 1]
+    t /= 2
+    x /= 4
+    return net(both).tanh()
+both = torch.rand(6, 2, requires_grad=True)
+(slope,) = torch.autograd.grad(model(both).sum(), both, create_graph=True)
+slope.square().sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (CLIPPED, "        with torch.no_grad():\n            x += slope\n            clip_(x)\n"),
+        (COLUMNS, "    both = both.clone()\n    t, x ="),
+    ],
+    ids=["a helper clips the leaf", "views of a leaf"],
+)
+def test_a_leaf_is_written_as_its_author_would(bench, text, lines):
+    it = bench(text)
+    patches = [Patch().edited(one.edits) for one in candidates(it.finding, as_it_ran)]
+    (patch,) = (one for one in patches if lines in one.read(str(it.path)))
+    assert it.judge(patch).level is Level.CHECKED

@@ -43,3 +43,6 @@ def test_of_runs_that_were_stopped_only_what_both_had_printed_counts():
     assert difference(stopped, ran("a\nb\nhalf\nc\n", Ended.LIMIT)) == ""
     assert difference(stopped, ran("a\nc\nhalf\nc\n", Ended.LIMIT)) == "line 2 of what it prints is `c`, and was `b`"
     assert difference(stopped, ran("")) == ""
+    assert difference(ran("-0.0\n", Ended.LIMIT), ran("2.29\n", Ended.LIMIT)) == (
+        "line 1 of what it prints is `2.29`, and was `-0.0`"
+    )

@@ -1789,6 +1789,13 @@ opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
 """
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
 }
+SOUND["a result that is moved by one row, as a clone"] = """
+def run():
+    y = torch.cumprod(x @ w, dim=-1)
+    y[:, 1:] = y[:, :-1].clone()
+    y[:, 0] = 1.0
+    (x * y).sum().backward()
+"""
 SCRIPTS = {
     "a step and a backward in methods": NETS
     + """
@@ -2508,6 +2515,25 @@ def run():
     scaled(x @ w).sum().backward()
 """,
         lambda x, w: torch.autograd.grad(torch.tanh(x @ w).sum(), [x, w]),
+    ),
+    "a buffer that a region advances, which may run without a checkpoint": (
+        """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, h):
+        self.steps += 1
+        return torch.sin(h + self.steps)
+stage, is_deep = Stage(), True
+
+def run():
+    y = checkpoint(stage, x @ w, use_reentrant=False) if is_deep else stage(x @ w)
+    y.sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(torch.sin(x @ w + 1).sum(), [x, w]),
     ),
     "a weight and a bias of a module that are set": (
         """
@@ -4081,6 +4107,25 @@ def run():
     y = queue.score(x @ w)
     queue.rows[:, 0] = 0
     y.sum().backward()
+""",
+    "a buffer that a region saves and then writes": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("heat", torch.full((4,), 2.0, dtype=torch.float64))
+    def forward(self, h):
+        y = torch.tanh(h / self.heat)
+        self.heat.data.mul_(0.5)
+        return y @ w
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = h + checkpoint(stage, h, use_reentrant=False)
+    h.sum().backward()
 """,
     "a buffer that its module may write as well": """
 from torch.utils.checkpoint import checkpoint

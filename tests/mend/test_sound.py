@@ -190,6 +190,35 @@ coupled(z).sum().backward()
         assert torch.allclose(changed["w"].grad, changed["x"].detach().T @ slopes)
 
 
+@pytest.mark.parametrize(
+    ("each", "last", "is_tried"),
+    [
+        ("kept.append(t.sum())", "pass", True),
+        ("kept.append(t.shape)", "pass", True),
+        ("if turn == 2: kept.append(t.sum())", "pass", False),
+        ("pass", "kept.append(t.sum())", False),
+    ],
+)
+def test_a_new_tensor_is_tried_only_where_each_turn_shows_what_others_read(tmp_path, each, last, is_tried):
+    body = f"""
+def centred(t):
+    y = (t @ w).sum()
+    t -= t.mean()
+    return y + t[0, 0].item()
+def run():
+    kept = []
+    for turn in range(3):
+        t = x.detach().clone()
+        centred(t).backward()
+        {each}
+    {last}
+"""
+    (finding,) = Program(tmp_path, body).findings()
+    texts = [edit.replacement for one in candidates(finding, as_it_ran) for edit in one.edits]
+    assert ("t = t - t.mean()" in texts) is is_tried
+    assert ".clone()" in texts
+
+
 def test_where_one_finding_has_no_change_the_others_show_none(tmp_path):
     first = SOUND["added onto"].replace("def run", "def first")
     last = WORDS["a captured result"].replace("def run", "def last")
