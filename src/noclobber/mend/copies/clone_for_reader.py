@@ -433,15 +433,13 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     parts = _parts(save.args) + [one.value for one in save.keywords]
     found = [one for one in parts if dotted(base_of(one)) in names] or _bound_to(file, parts, names)
-    made_of = [definition(file, base_of(one), save) for one in parts if one not in found]
-    if any(dotted(base_of(one)) in names for one in made_of if one is not None):
-        return []
     tensors = _TENSORS.get(called(save)) if is_of_torch and not found else None
-    if tensors is None or not set(scene.finding.fields) <= {*_FIRST, *_SECOND, "query", "key", "value"}:
-        return found
-    some = _parts(save.args[tensors])
-    is_whole = len(some) >= (tensors.stop or 2) and not any(isinstance(one, ast.Starred) for one in some)
-    return [one for one in some if not is_new(file, one)] if is_whole else []
+    if tensors is not None and set(scene.finding.fields) <= {*_FIRST, *_SECOND, "query", "key", "value"}:
+        some = _parts(save.args[tensors])
+        is_whole = len(some) >= (tensors.stop or 2) and not any(isinstance(one, ast.Starred) for one in some)
+        return [one for one in some if not is_new(file, one)] if is_whole else []
+    made_of = [definition(file, base_of(one), save) for one in parts if one not in found]
+    return [] if any(dotted(base_of(one)) in names for one in made_of if one is not None) else found
 
 
 def _bound_to(file: File, parts: list[ast.expr], names: set[str]) -> list[ast.expr]:
