@@ -56,11 +56,9 @@ class NoclobberCallback(Watching, TrainerCallback):
             _log.warning_once(_ONLY_STEPS)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Let the trainer go."""
         self._trainer = None
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Begin a step."""
         self._end(control)
         self._follow_part()
         self._training.begin()
@@ -72,11 +70,9 @@ class NoclobberCallback(Watching, TrainerCallback):
         self._follow_part()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """End a step."""
         self._end(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Log the report."""
         self._trainer = None
         self._training.end()
         self._training.log(_log.log, args.process_index)

@@ -212,7 +212,6 @@ class Context:
 
     @property
     def untracked(self) -> UnseenWrites:
-        """Return the watcher of writes that autograd cannot see."""
         return self.state(self.parts.untracked)
 
     def take_saves(
@@ -222,7 +221,6 @@ class Context:
         way.add(self.takers, (among, way.entry(saved)))
 
     def forget(self) -> None:
-        """Drop everything that was seen."""
         self.memory.forget()
         self.bus.forget()
         self._states.clear()
@@ -270,6 +268,5 @@ class Context:
                     self.attended.pop(key, None)
 
     def ignore_all(self) -> None:
-        """Undo every `attend`."""
         self.attentive.clear()
         self.attended.clear()

@@ -179,7 +179,6 @@ def _in_region() -> bool:
 
 
 def _is_cached(tensor: torch.Tensor) -> bool:
-    """Return True if autocast would keep its cast of a tensor."""
     return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
 
 
@@ -225,7 +224,6 @@ def _caching(device: str) -> Iterator[None]:
 
 
 def _is_older(cast: Any, noted: Record) -> bool:
-    """Return True if autocast made a cast before a write."""
     return cast is not None and cast.grad_fn is not None and cast.grad_fn._sequence_nr() < noted.node
 
 

@@ -161,7 +161,6 @@ class _Unseen:
 
 
 def arm(context: Context, way: Way) -> None:
-    """Begin to look for untracked writes."""
     context.state(UntrackedWrites).arm(way)
 
 
@@ -181,7 +180,6 @@ class UntrackedWrites:
         """The tensors that the gradient is meant to pass unchanged."""
 
     def arm(self, way: Way) -> None:
-        """Begin to look for untracked writes, and to watch backward calls."""
         self._way = way
         for one in list(self.taken):  # from before the mode changed
             self._context.attend(self._look, (one.target.key,))

@@ -59,7 +59,6 @@ class Steps:
             self.stop()
 
     def stop(self) -> None:
-        """End the program."""
         self.stopped = True
         raise Enough
 

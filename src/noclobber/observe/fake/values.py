@@ -69,7 +69,6 @@ def _forget(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the fake tensors that an operator writes."""
     return [one for one in _writes(func, args, kwargs) if isinstance(one, FakeTensor)]
 
 
@@ -194,7 +193,6 @@ def _one(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as(output: torch.Tensor, value: Any) -> Any:
-    """Return a value as one of a dtype."""
     if output.dtype is torch.bool:
         return bool(value)
     return value if output.is_floating_point() or output.is_complex() else int(value)

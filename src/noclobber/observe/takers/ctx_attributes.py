@@ -267,7 +267,6 @@ def _is_spared(stash: CtxSave) -> bool:
 
 
 def _is_elsewhere(stash: CtxSave, value: torch.Tensor) -> bool:
-    """Return True if the tensor on the ctx has other memory than when forward ended."""
     return storages.storage_key(value) != storages.storage_key(stash.alias)
 
 

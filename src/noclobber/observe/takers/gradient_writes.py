@@ -73,7 +73,6 @@ class Spoil:
         return touch(geometry(tensor), self.handed.where)
 
     def is_on_any(self, tensors: Iterable[object] | None) -> bool:
-        """Return True if one of the tensors overlaps the bytes that were written."""
         return any(self.is_on(tensor) for tensor in tensors or ())
 
     def settle(self) -> bool:
@@ -426,7 +425,6 @@ def _runs_function(code: CodeType) -> bool:
 
 
 def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
-    """Return the tensors that a call was given, also those in a list or tuple."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
     return tensor_state.tensors_in(*(frame.f_locals.get(name) for name in code.co_varnames[:count]))

@@ -174,7 +174,6 @@ class AskedInputs:
 
 
 def _of_all_modules() -> list[object]:
-    """Return the program's forward hooks on all modules."""
     return [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()]
 
 

@@ -214,7 +214,6 @@ def made(
 
 
 def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle:
-    """Return a handle beside PyTorch's own save of a tensor."""
     return made(Aside, tensor, alias_of(tensor), node, place, digest)
 
 

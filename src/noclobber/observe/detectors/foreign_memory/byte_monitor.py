@@ -166,12 +166,10 @@ class ByteMonitor:
         return ChangedBytes(here, None if stretch.compared == self._rounds else stretch.whole, stretch.seen())
 
     def drop(self, handle: Handle) -> None:
-        """Undo a `watch`."""
         self._known.pop(_name(handle), None)
         self._watched.pop(_name(handle), None)
 
     def forget(self) -> None:
-        """Stop comparing, and drop everything."""
         self._known, self._watched = {}, {}
 
     def _earn(self) -> None:
@@ -225,5 +223,4 @@ def _name(handle: Handle) -> Name:
 
 
 def _marks(handle: Handle) -> tuple[int, Writes]:
-    """Return the version of a save now, and the writes to it that torch saw."""
     return int(handle.alias._version), tuple(handle.writes)

@@ -53,7 +53,6 @@ class Exports:
         )
 
     def put(self) -> None:
-        """Replace the calls."""
         _fill_tables()
         self._relays, scripted = _relays(), _scripted()
         for owner, name, wrap in self._calls():

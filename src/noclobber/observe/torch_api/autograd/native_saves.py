@@ -95,7 +95,6 @@ def raw(save: Save) -> object:
 
 @passed_over
 def unpacked(save: Save) -> torch.Tensor:
-    """Return the tensor that a save of PyTorch's own gives back."""
     tensor: torch.Tensor = save.unpack()
     return tensor
 

@@ -36,7 +36,6 @@ class Regions:
         self._ours: Callable[[object], object] | None = None
 
     def listen(self) -> None:
-        """Begin to listen."""
         native, inside, enter, leave = self._native, self._inside, self._enter, self._leave
         here = threading.get_ident
 
