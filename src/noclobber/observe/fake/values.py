@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
+from noclobber.observe.core.seen.written import tensors, what_is_written
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
@@ -74,12 +75,8 @@ def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torc
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an operator writes, also real ones, whose values are the program's."""
-    given = [
-        kwargs.get(one.name, args[at] if at < len(args) else None)
-        for at, one in enumerate(func._schema.arguments)
-        if one.alias_info is not None and one.alias_info.is_write
-    ]
-    return [one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor)]
+    known = what_is_written(func)
+    return [] if known is None else list(tensors(known, tuple(args), kwargs))
 
 
 def _on_cpu(argument: Any) -> Any:

@@ -118,13 +118,7 @@ class Bridge(HotPath):
             if not fact:
                 raise AssertionError(what)
 
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            spare_key.unlogged(),
-            modes.no_modes(),
-            modes.plain(),
-        ):
+        with modes.trial():
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             hook_stack.push_hooks(unexpected, unexpected)
             try:

@@ -67,13 +67,8 @@ class RegionSave:
 
 def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
     """Return what is known of a tensor that is being saved."""
-    return (
-        tensor_state.version_of(tensor) or 0,
-        storages.storage_key(tensor),
-        engine_state.next_node() - 1,
-        place,
-        digest,
-    )
+    version, node = tensor_state.version_of(tensor) or 0, engine_state.next_node() - 1
+    return version, storages.storage_key(tensor), node, place, digest
 
 
 class CheckpointRegion:
@@ -144,7 +139,7 @@ class CheckpointRegion:
             thread.saves.append((known[2], known[3]))
         self.count += 1
         holder.noclobber_save = packed = RegionSave(known, self.count)
-        if self._digests and packed.digest is None and is_on_device(tensor):
+        if packed.digest is None and self._stays(tensor):
             packed.rough = rough(tensor)
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []

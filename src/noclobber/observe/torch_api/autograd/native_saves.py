@@ -14,7 +14,6 @@ from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.dispatch.modes import aside, no_modes
 from noclobber.observe.torch_api.dispatch.spare_key import unlogged
-from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import tensor_state
 
 
@@ -91,12 +90,6 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 def raw(save: Save) -> object:
     """Return PyTorch's SavedTensor of a save that `make` made."""
     return getattr(save, "raw", save)
-
-
-@passed_over
-def unpacked(save: Save) -> torch.Tensor:
-    tensor: torch.Tensor = save.unpack()
-    return tensor
 
 
 @contextmanager
