@@ -100,7 +100,6 @@ def _error(words: list[str], width: int | None) -> int | None:
 
 
 def _no_error() -> int:
-    """Say that a text is no error that noclobber explains; return the exit status."""
     say("noclobber: this is not one of PyTorch's in-place errors")
     run = "noclobber run train.py"
     say(f"Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: {run}")

@@ -149,7 +149,6 @@ def lost(way: str, failure: Exception) -> Lost:
 
 
 def _words(failure: Exception) -> str:
-    """Return the type and the first line of an exception; only the type if its own `str` fails too."""
     try:
         return "".join(f"{type(failure).__name__}: {failure}".splitlines()[:1])
     except Exception:

@@ -114,7 +114,6 @@ class Subscriber(Listener, Protocol):
 
 
 def _count_less(looks: dict[Look, int], look: Look) -> None:
-    """Count one reason less to call `look`, if there is any left."""
     if (left := looks.get(look, 0) - 1) > 0:
         looks[look] = left
     else:

@@ -145,7 +145,6 @@ class StaleCasts:
                 self._stale[number] = stale._replace(place=self._place_of(number))
 
     def _place_of(self, number: int) -> Place | None:
-        """Return where the operator that a node belongs to ran."""
         places = (self._context.memory.place_of(near) for near in range(number, number + _NEAR))
         return next((place for place in places if place is not None), None)
 
@@ -228,6 +227,5 @@ def _is_older(cast: Any, noted: Record) -> bool:
 
 
 def _is_cast_of(node: Any, leaf: torch.Tensor | None) -> bool:
-    """Return True if a node casts this leaf, and nothing else stands between."""
     behind = node.next_functions[0][0] if node.next_functions else None
     return leaf is not None and node.name().startswith("ToCopy") and getattr(behind, "variable", None) is leaf

@@ -294,7 +294,6 @@ def _has_moved(one: Input) -> bool:
 
 
 def _has_changed(one: Input) -> bool:
-    """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
     tensor, _, _, _, digest = one
     now = None if digest is None else fingerprint(tensor)
     return change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO

@@ -82,11 +82,9 @@ class _Target(NamedTuple):
         return self.is_on(storages.storage_key(tensor))
 
     def is_on(self, key: int | None) -> bool:
-        """Return True if the storage with this key is the tensor's memory."""
         return self.key == key and not self.storage.expired()
 
     def moved_to(self, value: torch.Tensor) -> _Target | None:
-        """Return the same tensor with the memory of `value`; None where `value` has no storage."""
         key = storages.storage_key(value)
         if key is None:
             return None

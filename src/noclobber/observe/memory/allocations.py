@@ -417,7 +417,6 @@ def _caller_of(function: FrameType) -> FrameType | None:
 
 
 def _is_called_by_program(forward: FrameType) -> bool:
-    """Return True if the program's own code called the module whose `forward` this is."""
     callers = (one.f_code for one in outward(forward.f_back))
     code = next((one for one in callers if one.co_name not in ("_call_impl", "_wrapped_call_impl")), None)
     return code is not None and owner_of(code.co_filename) is Owner.USER
@@ -437,7 +436,6 @@ def _is_compiled(frame: FrameType | None) -> bool:
 
 
 def _caller(frame: FrameType) -> FrameType:
-    """Return the innermost frame that is not noclobber's."""
     while frame.f_back is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
         frame = frame.f_back
     return frame

@@ -73,8 +73,6 @@ class Bridge(HotPath):
         at_fork(after_in_child=native.end)
 
     def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:
-        """Return a function that reports a failure and returns None then."""
-
         def asked(*args: object) -> object:
             return self._context.core.guarded(function, *args)
 
@@ -236,7 +234,6 @@ class _Gone:
 
 
 def _kind_of(path: str) -> tuple[int, bool]:
-    """Return whose code a file is, and whether that is settled."""
     kind = sites.kind_of(path)
     return kind, path in sites.KINDS
 

@@ -215,7 +215,6 @@ class CtxSaves:
 
 
 def _state(stash: CtxSave) -> tuple[int, int]:
-    """Return the version of a stash and the number of writes noted with it."""
     return int(stash.alias._version), len(stash.writes)
 
 
@@ -286,7 +285,6 @@ def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
 
 
 def _replaced(value: Any, key: object, tensor: torch.Tensor) -> object:
-    """Return the value of an attribute with the tensor at `key` replaced."""
     if key is None:
         return tensor
     if isinstance(value, dict):

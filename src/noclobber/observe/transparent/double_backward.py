@@ -63,7 +63,6 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
 
 
 def _inputs_of(node: Node | None) -> Iterator[handles.Handle]:
-    """Yield the handles of the inputs that a node has saved; nothing for None."""
     for saved in graph.saves_of_or_gone(node) if node is not None else ():
         held = graph.content(saved)
         if isinstance(held, handles.Handle) and graph.output_of(node, saved.field) is None:
@@ -71,7 +70,6 @@ def _inputs_of(node: Node | None) -> Iterator[handles.Handle]:
 
 
 def _original(tensor: torch.Tensor, inputs: Iterable[handles.Handle]) -> torch.Tensor:
-    """Return the input that `tensor` was unpacked from; `tensor` itself where there is none."""
     for handle in inputs:
         original = handle.tensor()
         if original is not None and _is_same(tensor, original):

@@ -115,7 +115,6 @@ class ByteMonitor:
         self._counted = perf_counter()
 
     def __bool__(self) -> bool:
-        """Return True if any stretch is watched."""
         return bool(self._watched)
 
     def watch(self, handle: Handle, key: int, here: Place | None, *, fresh: bool) -> bool:
@@ -178,7 +177,6 @@ class ByteMonitor:
         self._counted = now
 
     def _spend(self, stretch: Stretch, alias: torch.Tensor) -> Digest:
-        """Return the fingerprint as it is now, and subtract the time it took from the credit."""
         begin = perf_counter()
         digest = fingerprint(alias)
         stretch.cost = perf_counter() - begin

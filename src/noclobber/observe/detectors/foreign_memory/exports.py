@@ -224,7 +224,6 @@ def _below(reference: Callable[[], object], depth: int) -> object:
 
 
 def _has_holders(get: Callable[[], object]) -> bool:
-    """Return True if an object has more than one holder. One holder is certain."""
     return _holders(get) > _ONE
 
 

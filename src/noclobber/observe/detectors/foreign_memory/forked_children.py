@@ -136,7 +136,6 @@ def _watch_child(context: Context, way: Way, processes: Processes, rest: Callabl
 
 
 def _before_step(processes: Processes, optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """Note the writes of a step."""
     written, place = optimizer_steps.written_by(type(optimizer).__name__), caller()
     for parameter in optimizer_steps.parameters(optimizer):
         processes.tell(written, parameter, place)

@@ -124,7 +124,6 @@ class CheckpointRegion:
         return fingerprint(tensor)
 
     def _stays(self, tensor: torch.Tensor) -> bool:
-        """Return True if the region computed a tensor on a device, and contents are watched."""
         return self._digests and is_on_device(tensor)
 
     def save(self, holder: Holder, tensor: torch.Tensor) -> None:
@@ -278,11 +277,9 @@ class CheckpointRegion:
         return ()
 
     def _again(self) -> set[Place | None]:
-        """Return where the second run has written."""
         return {noted.place for noted in write_history.since(self.memory, self.again)}
 
     def _drift(self, save: Save, writes: tuple[Write, ...], read: Read, *, reentrant: bool = False) -> Drift:
-        """Return the drift of this region, with the plain values that differ."""
         again = {site_of(place) for place in self._again()}
         repeated = bool(writes) and all(write.site in again for write in writes)
         moved = reads.moved(self.values, self.values_again)
@@ -332,7 +329,6 @@ class CheckpointRegion:
             self.context.bus.notice(self._drift(save, self.causes(tensor), read, reentrant=reentrant))
 
     def _changed(self) -> Clobber | None:
-        """Return the first clobber of what the policy keeps; None where there is none."""
         return next(filter(None, clobbers.settled(self.changed)), None)
 
     def ask_later(

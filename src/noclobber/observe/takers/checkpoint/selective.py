@@ -121,7 +121,6 @@ def _note_writes(context: Context, save: PolicySave) -> None:
 
 
 def _refused(context: Context, save: PolicySave, error: RuntimeError) -> None:
-    """Report a tensor whose version has moved, of which PyTorch has raised `error`."""
     if context.bus.listeners:
         found = clobbers.clobber_of(save, None, reading(), context.memory)
         found = replace(found, message=str(error))

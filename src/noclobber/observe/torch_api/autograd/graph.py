@@ -164,7 +164,6 @@ def saves_of(node: Node) -> Iterator[Saved]:
 
 @lru_cache(maxsize=1024)
 def _attributes(kind: type) -> tuple[str, ...]:
-    """Return the attributes under which nodes of a class keep tensors."""
     return tuple(attribute for attribute in dir(kind) if attribute.startswith("_raw_saved_"))
 
 
