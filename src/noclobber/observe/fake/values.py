@@ -4,6 +4,7 @@ else gets a stand-in when the program asks for it, and the place is noted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -24,14 +25,12 @@ _KNOWN, _GUESS = "_noclobber_known", "_noclobber_guess"
 aten = torch.ops.aten
 
 
+@dataclass(slots=True, eq=False)
 class Known:
     """The values of a fake tensor, on the CPU. `fate` is shared with all that lies on the same memory."""
 
-    __slots__ = ("fate", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, fate: list[bool]) -> None:
-        self.tensor = tensor
-        self.fate = fate
+    tensor: torch.Tensor
+    fate: list[bool]
 
     def __deepcopy__(self, memo: dict[int, object]) -> Known:
         """Return the values of a copy, whose memory is its own: copies of tensors get what tensors carry."""

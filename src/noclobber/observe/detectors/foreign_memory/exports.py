@@ -48,9 +48,6 @@ class Exports:
         self._hand, self._way = hand, way
         self._put: list[tuple[type | ModuleType, str, Method, Method]] = []
         """What is replaced: the owner, the name, PyTorch's function and ours."""
-        self._regions = compile_guard.Regions(
-            way.entry(self._withdraw, also_off=True), way.entry(self._put_back, also_off=True)
-        )
 
     def put(self) -> None:
         _fill_tables()
@@ -64,11 +61,12 @@ class Exports:
             if id(native) in scripted:
                 # torch.jit.script looks up a function by its id.
                 scripted[id(ours)] = scripted[id(native)]
-        self._regions.listen()
+        withdraw = self._way.entry(self._withdraw, also_off=True)
+        self._stop = compile_guard.around_regions(withdraw, self._way.entry(self._put_back, also_off=True))
 
     def forget(self) -> None:
         """Remove what torch keeps of the replaced functions. The way itself puts the native functions back."""
-        self._regions.stop()
+        self._stop()
         scripted = _scripted()
         for _, _, native, ours in self._put:
             compile_guard.forget(ours, native)
