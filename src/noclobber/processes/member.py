@@ -166,11 +166,9 @@ class Member:
         self.journal.found(finding, count)
 
     def failed(self, lost: Lost) -> None:
-        """Write where noclobber itself failed."""
         self.journal.write(lost=lost_out(lost))
 
     def checked(self, backwards: int, raised: int) -> None:
-        """Write how many backward calls were checked."""
         self.journal.checked(backwards, raised)
 
     def escaped(self, error: BaseException) -> None:

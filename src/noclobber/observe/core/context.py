@@ -85,7 +85,7 @@ class Operators(Protocol):
         """Called when code outside of torch gets the memory of a storage."""
 
     def unseen(self) -> list[str]:
-        """Return in words what was not followed."""
+        """Return in words what was not followed, or not as it is without noclobber."""
 
 
 class Subscriber(Listener, Protocol):

@@ -187,8 +187,6 @@ class UntrackedWrites:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def taken_out(self, tensor: torch.Tensor, key: int, how: Alias) -> None:
-        """Record that the program takes an alias outside of the graph, by `.data` or `.detach()`, of a tensor that
-        requires grad, on the storage with this key."""
         whole = _whole(tensor)
         if self._is_given(key) or (target := _target(whole)) is None:
             return

@@ -127,7 +127,6 @@ class Allocations:
             self.live.append(0)
 
     def handed(self, key: int) -> None:
-        """Note that code outside of torch gets the memory of a storage."""
         with self._lock:
             if (known := self._storages.get(key)) is not None:
                 known.handed = True
@@ -192,7 +191,6 @@ class Allocations:
         return cast(OperatorMode, mode.__enter__())
 
     def unseen(self) -> list[str]:
-        """Return in words what was not followed, or not as it is without noclobber."""
         words = [f"operators after the first {MOST_EVENTS:,} storages made and freed"] if self.full else []
         return words + ["compiled functions in their compiled form: here they run uncompiled"] * self.uncompiled
 

@@ -262,7 +262,7 @@ class CheckpointRegion:
     def causes(self, tensor: torch.Tensor) -> tuple[Write, ...]:
         """Return the known writes that may have made a tensor differ: to its own outside memory, else to outside memory
         that the region has saves on, else to all outside memory. Writes that the second run has made as well count only
-        if there are no others (`_repeats`)."""
+        if there are no others."""
         own = self.source(tensor)
         used = self.used | {reread.key for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
