@@ -161,7 +161,6 @@ class Member:
         self.journal.write(torch=str(sys.modules["torch"].__version__), coverage=coverage)
 
     def found(self, finding: Finding, count: int) -> None:
-        """Write a finding of the session."""
         self._say_who()
         self.journal.found(finding, count)
 

@@ -107,5 +107,4 @@ class Bus:
             listener.failed(lost)
 
     def forget(self) -> None:
-        """Drop the counts of what was not seen and of what failed."""
         self.unseen, self.lost = {}, {}

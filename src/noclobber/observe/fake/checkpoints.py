@@ -291,7 +291,6 @@ class Checkpoints:
         return copy
 
     def end(self) -> None:
-        """Take away the files that hold a line of ours."""
         for path in self._lines:
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -47,7 +47,6 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def know(tensor: FakeTensor, values: torch.Tensor, fate: list[bool] | None = None) -> FakeTensor:
-    """Note the values of a fake tensor."""
     setattr(tensor, _KNOWN, Known(values, fate or [True]))
     return tensor
 
@@ -76,10 +75,6 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torc
     """Return the tensors that an operator writes, also real ones, whose values are the program's."""
     known = what_is_written(func)
     return [] if known is None else list(tensors(known, tuple(args), kwargs))
-
-
-def _on_cpu(argument: Any) -> Any:
-    return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
 def patch(patches: Patches) -> None:
@@ -122,7 +117,7 @@ def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], out
     if any(one.layout is not torch.strided for one in (*inputs, *outputs)):
         return False
     real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, known, (tuple(args), dict(kwargs)))
-    real_args, real_kwargs = pytree.tree_map(_on_cpu, (real_args, real_kwargs))
+    real_args, real_kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (real_args, real_kwargs))
     try:
         with modes.aside():
             made = func(*real_args, **real_kwargs)

@@ -289,7 +289,6 @@ def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
 
 
 def of_view_outside(tensor: torch.Tensor) -> OfView:
-    """Return a handle for a view that is not in the graph."""
     return VIEWS_OUTSIDE.get(tensor_state.creation_of(tensor), OfView)(tensor)
 
 

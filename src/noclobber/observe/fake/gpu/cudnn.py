@@ -96,7 +96,6 @@ class Cudnn:
         }
 
     def notes(self) -> list[str]:
-        """Return in words that a part of the memory is an estimate."""
         return ["the memory that cuDNN takes for recurrent layers is an estimate"] * self._has_estimated
 
     def _rnn(

@@ -66,7 +66,6 @@ class RegionSave:
 
 
 def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
-    """Return what is known of a tensor that is being saved."""
     version, node = tensor_state.version_of(tensor) or 0, engine_state.next_node() - 1
     return version, storages.storage_key(tensor), node, place, digest
 
@@ -390,11 +389,11 @@ _SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.co
 
 
 def rough(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a summary of a tensor: up to 256 of its numbers, their mean and their root mean square, as doubles
-    (as single numbers on MPS).
+    """Return a summary of a tensor: up to 256 of its numbers, and the mean and the root mean square of them
+    all, as doubles (as single numbers on MPS).
 
-    The mean and the root mean square are of all its numbers. Returns None for an empty tensor, for one of other numbers
-    than `_SUMMED`, and for one whose dimensions have names, which few operators take (torch 2.10 to 2.12).
+    Returns None for an empty tensor, for one of other numbers than `_SUMMED`, and for one whose dimensions have names,
+    which few operators take (torch 2.10 to 2.12).
     """
     if any(getattr(tensor, "names", ())) or not tensor.numel() or tensor.dtype not in _SUMMED:
         return None
