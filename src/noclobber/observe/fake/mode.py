@@ -176,7 +176,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def _is_data(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> bool:
         """Return True for an operator on real tensors that hold data, and not on parameters."""
-        tensors = [one for one in pytree.arg_tree_leaves(*args, **options) if isinstance(one, torch.Tensor)]
+        tensors = list(tensor_state.tensors_in(args, options))
         if not tensors or func in self.lift_fns:
             return False
         if any(isinstance(one, FakeTensor) or one.requires_grad or one.is_meta for one in tensors):

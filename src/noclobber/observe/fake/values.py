@@ -18,6 +18,7 @@ from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 MOST = 2**20
 """Elements that a known tensor may have."""
@@ -93,8 +94,8 @@ _FACTS = ("_amp_foreach_non_finite_check_and_unscale_",)
 
 def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
     """Work out the values of what an operator returned, where all that it read is known."""
-    outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, FakeTensor)]
-    inputs = [one for one in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(one, torch.Tensor)]
+    outputs = [one for one in tensors_in(result) if isinstance(one, FakeTensor)]
+    inputs = list(tensors_in(args, kwargs))
     writes = written(func, args, kwargs) if func._schema.is_mutable else []
     if func._schema.name.partition("::")[2] in _FACTS:
         return
@@ -123,7 +124,7 @@ def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], out
             made = func(*real_args, **real_kwargs)
     except Exception:
         return False
-    values = [one for one in pytree.tree_leaves(made) if isinstance(one, torch.Tensor)]
+    values = list(tensors_in(made))
     if [one.shape for one in values] != [one.shape for one in outputs]:
         return False
     fates = {}
@@ -274,7 +275,7 @@ class Answers:
         """Return what runs an operator on known values. Where they are not known, it guesses, and notes `what`."""
 
         def answer(*args: Any, **options: Any) -> Any:
-            tensors = [one for one in pytree.arg_tree_leaves(*args, **options) if isinstance(one, torch.Tensor)]
+            tensors = list(tensors_in(args, options))
             if any(known(one) is None for one in tensors):
                 if what:
                     self._asked.note(what)

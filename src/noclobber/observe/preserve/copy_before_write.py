@@ -81,8 +81,7 @@ def saved(handle: Handle, tensor: torch.Tensor) -> None:
     """Copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
     if tensor.layout in _SPARSE and handle.suspect is None:
         with modes.aside():
-            kept = handle.alias.clone()
-        handle.suspected().kept = kept
+            handle.suspected().kept = handle.alias.clone()
 
 
 def copy(context: Context, tensor: torch.Tensor) -> torch.Tensor | None:
