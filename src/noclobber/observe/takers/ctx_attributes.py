@@ -257,8 +257,7 @@ def _old(stash: CtxSave) -> torch.Tensor | None:
         return stash.alias
     if stash.connected is None:
         raise ClobberError(UNCONNECTED)
-    old: torch.Tensor = stash.connected.unpack()
-    return old
+    return stash.connected.unpack()
 
 
 def _is_spared(stash: CtxSave) -> bool:

@@ -32,8 +32,7 @@ def make(tensor: torch.Tensor) -> Save:
     if before_2_12.is_used():
         with unlogged(), no_modes(), modes.plain():
             return before_2_12.SavedByNode(tensor)
-    made: Save = torch._C._autograd._make_saved_tensor(tensor, is_output=False)
-    return made
+    return torch._C._autograd._make_saved_tensor(tensor, is_output=False)
 
 
 def connected(tensor: torch.Tensor) -> Save | None:
