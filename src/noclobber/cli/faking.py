@@ -9,7 +9,6 @@ from noclobber.model.fake import STEPS, FakeOrder, gpu_of, shapes_of
 
 
 def add_fake(parser: argparse.ArgumentParser) -> None:
-    """Add `--fake` and the options that need it."""
     how = parser.add_argument_group("a run without values")
     how.add_argument(
         "--fake", action="store_true",

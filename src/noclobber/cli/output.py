@@ -23,7 +23,6 @@ _ENDINGS = {
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add `-f` and `--statistics`."""
     known = f"full (default), {', '.join(FORMATS[1:-1])} or {FORMATS[-1]}"
     how = parser.add_mutually_exclusive_group()
     how.add_argument("-f", "--format", choices=FORMATS, metavar="FORMAT", help=f"{known}; or what `-o` ends in")

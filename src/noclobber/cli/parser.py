@@ -52,7 +52,6 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(REFUSED)
 
     def refuse_together(self, options: argparse.Namespace, one: str, *others: str) -> None:
-        """Refuse an option together with others."""
         for other in others if getattr(options, one) else ():
             if getattr(options, other):
                 self.error(f"--{one} and --{other.replace('_', '-')} do not go together")

@@ -35,7 +35,6 @@ class NoclobberCallback(Watching, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End a step."""
         self._end(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -53,7 +52,6 @@ class NoclobberCallback(Watching, Callback):
             self._training.log(_log.log, trainer.global_rank)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the report."""
         self._training.log(_log.log, trainer.global_rank)
 
     def _end(self, trainer: Trainer) -> None:

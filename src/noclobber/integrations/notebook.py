@@ -98,12 +98,10 @@ class Cells:
         return selected(self._all.report(), Selection())
 
     def turn_off(self) -> None:
-        """Watch no more cells."""
         self._end(self._all)
         self._all = None
 
     def stop(self) -> None:
-        """Watch no more."""
         self._end(self._one)
         self._one = None
         self.turn_off()
@@ -227,7 +225,6 @@ _loaded: dict[InteractiveShell, Cells] = {}
 
 
 def load(shell: InteractiveShell) -> None:
-    """Add the magics to a shell."""
     cells = Cells(shell)
     _loaded[shell] = cells
 

@@ -91,7 +91,6 @@ class Watched:
             self.unsupported = str(reason)
 
     def stop(self) -> None:
-        """Stop watching."""
         self._wanted = False
         if self in _watching:
             _watching.remove(self)
@@ -197,7 +196,6 @@ _OUTSIDE = pytest.StashKey[Watched]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option and the setting."""
     group = parser.getgroup("noclobber")
     group.addoption("--noclobber", action="store_true", default=None, help=_HELP)
     group.addoption("--no-noclobber", action="store_false", dest="noclobber", help="do not, whatever the setting says")
@@ -229,7 +227,6 @@ def _selection(config: pytest.Config) -> Selection:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say that tests are watched."""
     return "noclobber: watches every test" if _is_on(config) else None
 
 
@@ -387,7 +384,6 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Watch the test itself."""
     return (yield from _phase(item))
 
 

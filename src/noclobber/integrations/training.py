@@ -64,7 +64,6 @@ class Training:
 
     @property
     def report(self) -> Report:
-        """The findings, with what was watched and which steps were not."""
         return self._seen.report
 
     def log(self, log: Callable[..., object], rank: int) -> None:

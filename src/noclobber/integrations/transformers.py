@@ -15,7 +15,7 @@ from transformers.training_args import TrainingArguments
 from transformers.utils import logging
 
 from noclobber.integrations.training import METRIC, Watching
-from noclobber.observe.torch_api.frames import passed_over
+from noclobber.observe.torch_api.frames import outward, passed_over
 
 _log = logging.get_logger("transformers.trainer")
 _EPOCH = "_run_epoch"
@@ -56,11 +56,9 @@ class NoclobberCallback(Watching, TrainerCallback):
             _log.warning_once(_ONLY_STEPS)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Let the trainer go."""
         self._trainer = None
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Begin a step."""
         self._end(control)
         self._follow_part()
         self._training.begin()
@@ -72,11 +70,9 @@ class NoclobberCallback(Watching, TrainerCallback):
         self._follow_part()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """End a step."""
         self._end(control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """Log the report."""
         self._trainer = None
         self._training.end()
         self._training.log(_log.log, args.process_index)
@@ -118,10 +114,9 @@ class NoclobberCallback(Watching, TrainerCallback):
         vars(trainer)[name] = followed
 
 
-def _trainer_above(frame: FrameType | None) -> Trainer | None:
+def _trainer_above(innermost: FrameType) -> Trainer | None:
     """Return the trainer that calls, None if there is none. Reads the locals of methods only: reading keeps them."""
-    while frame is not None:
+    for frame in outward(innermost):
         if frame.f_code.co_varnames[:1] == ("self",) and isinstance(one := frame.f_locals.get("self"), Trainer):
             return one
-        frame = frame.f_back
     return None

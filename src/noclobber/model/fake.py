@@ -37,12 +37,10 @@ class Gpu:
 
     @property
     def multiprocessors(self) -> int:
-        """How many multiprocessors it has."""
         return _GPUS[self.name][1]
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability."""
         return _GPUS[self.name][2]
 
 

@@ -101,12 +101,10 @@ def _default(one: Field[Any]) -> Any:
 
 
 def some_of(record: Any, *names: str) -> dict[str, Any]:
-    """Return some fields of a record, whatever they hold."""
     return {name: getattr(record, name) for name in names}
 
 
 def span_out(span: Span) -> dict[str, Any]:
-    """Return a span as plain data."""
     return some_of(span, *_SPAN)
 
 

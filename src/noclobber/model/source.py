@@ -63,7 +63,6 @@ class Site:
 
     @property
     def line(self) -> int:
-        """The 1-based line."""
         return self.span().line
 
 
@@ -74,7 +73,6 @@ class ToldSite(Site):
     at: Span
 
     def span(self) -> Span:
-        """Return the span that the report has."""
         return self.at
 
     def __reduce__(self) -> tuple[object, ...]:

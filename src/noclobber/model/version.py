@@ -7,7 +7,6 @@ FROM_SOURCE = "0+unknown"
 
 
 def version() -> str:
-    """Return the version."""
     return installed("noclobber") or FROM_SOURCE
 
 

@@ -94,6 +94,5 @@ def _before_fork() -> None:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove a folder, in the process that has made it."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

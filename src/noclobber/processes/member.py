@@ -161,16 +161,13 @@ class Member:
         self.journal.write(torch=str(sys.modules["torch"].__version__), coverage=coverage)
 
     def found(self, finding: Finding, count: int) -> None:
-        """Write a finding of the session."""
         self._say_who()
         self.journal.found(finding, count)
 
     def failed(self, lost: Lost) -> None:
-        """Write where noclobber itself failed."""
         self.journal.write(lost=lost_out(lost))
 
     def checked(self, backwards: int, raised: int) -> None:
-        """Write how many backward calls were checked."""
         self.journal.checked(backwards, raised)
 
     def escaped(self, error: BaseException) -> None:

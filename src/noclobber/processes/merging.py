@@ -77,7 +77,6 @@ class First:
 
 
 def _require_pid(pid: int) -> None:
-    """Raise ValueError if no process can have this id."""
     if not 0 < pid < MOST_PIDS:
         raise ValueError("no such process")
 

@@ -27,7 +27,6 @@ STARTING = 2.0
 
 
 def _batch(iterates: bool) -> object:
-    """Return a batch of a run without values, or an iterator over some."""
     from noclobber.observe.fake.run import active
 
     run = active()
@@ -197,6 +196,5 @@ class Run:
 
 
 def _is_of_torch(error: BaseException) -> bool:
-    """Return True if an exception passed through a module of torch."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__")).partition(".")[0] == "torch" for frame in frames)

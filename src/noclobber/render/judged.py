@@ -113,7 +113,6 @@ def _is_in_part(report: Report) -> bool:
 
 
 def _until(report: Report) -> str:
-    """Say how the program ended before its end."""
     if _was_killed(report):
         return ", until the program was killed"
     if status := failed(report):

@@ -232,7 +232,6 @@ class Session:
             subscription.settle()
 
     def _stop_early(self) -> None:
-        """Stop after the first backward calls, while the program goes on."""
         self.stop()
         unseen = f"what came after the first {self.first:,} backward calls (`--watch-first`)"
         self._coverage = replace(self._coverage, unseen=(*self._coverage.unseen, unseen))

@@ -264,7 +264,6 @@ def _listed(comment: re.Match[str]) -> list[str]:
 
 
 def _comments_of(path: str) -> Iterator[tuple[int, str]]:
-    """The comments of a file that are for noclobber, with their lines."""
     with suppress(OSError, SyntaxError, ValueError, tokenize.TokenError), tokenize.open(path) as file:
         for line, comment in _comments(file.read()):
             if found := _MEANT.search(comment):

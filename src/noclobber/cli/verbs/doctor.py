@@ -12,7 +12,6 @@ from noclobber.session.imports import torch_needed
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb to the parser."""
     parser = verbs.add_parser(
         "doctor",
         help="say what works here",

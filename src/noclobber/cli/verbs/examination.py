@@ -116,8 +116,7 @@ def _seeing(done: Examination) -> Iterator[tuple[str, str]]:
 def _silent_error() -> None:
     import torch
 
-    with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), torch.enable_grad():
         leaf = torch.ones(3, requires_grad=True)
         kept = leaf.exp()
         kept.data.mul_(2)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb to the parser."""
     parser = verbs.add_parser(
         "explain",
         help="explain a code, an operator, or an error of PyTorch",
@@ -42,7 +41,6 @@ def add(verbs: Verbs) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """`noclobber explain`: the page of a rule or of an operator, what an error text means, or the list of rules."""
     from noclobber.render.tables.page import page
     from noclobber.render.window.color import width_of
     from noclobber.rules import catalogue, rule_of
@@ -80,7 +78,6 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _list(rules: Iterable[Rule], width: int | None) -> str:
-    """Return a line for each rule."""
     texts = (f"{one.code}  {one.name:<22} {one.headline}" for one in rules)
     return "".join(f"{line}\n" for text in texts for line in filled(text, width, below=" " * 8))
 
@@ -103,7 +100,6 @@ def _error(words: list[str], width: int | None) -> int | None:
 
 
 def _no_error() -> int:
-    """Say that a text is no error that noclobber explains; return the exit status."""
     say("noclobber: this is not one of PyTorch's in-place errors")
     run = "noclobber run train.py"
     say(f"Paste the error from `RuntimeError:` to its end, or run the program for the exact lines: {run}")

@@ -19,7 +19,6 @@ from noclobber.settings.meant import file_like
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb to the parser."""
     parser = verbs.add_parser(
         "fix",
         usage="noclobber fix [--hints] [--diff | --write [--unproven]] [-o PATCH] [--backwards N] [--seconds S] "
@@ -60,7 +59,6 @@ def add(verbs: Verbs) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """`noclobber fix`: the patch on stdout, what it fixes and how it was proven on stderr."""
     from noclobber.fix.verb import CannotFix, fix, fix_hints
 
     if options.unproven and options.hints:

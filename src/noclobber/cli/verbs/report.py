@@ -17,7 +17,6 @@ from noclobber.settings.meant import file_like
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb to the parser."""
     parser = verbs.add_parser(
         "report",
         help="show a saved report",
@@ -37,7 +36,6 @@ def add(verbs: Verbs) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """`noclobber report`: a saved report in any format, on stdout or in a file."""
     from noclobber.model.reports.checkout import in_checkout
     from noclobber.model.reports.report import Report, ReportError
     from noclobber.processes import leftover

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Verbs) -> None:
-    """Add the verb to the parser."""
     parser = verbs.add_parser(
         "run",
         usage="noclobber run [-f FORMAT | --statistics] [-o FILE | -o DIR/] [--no-contents] [--raise] "

@@ -66,6 +66,5 @@ def _root(path: str, folder: str) -> str:
 
 
 def _shows(label: Label, path: str) -> bool:
-    """Return True if a file has the lines of a label where the label has them."""
     span = label.span
     return tuple(source_line(path, line) for line in range(span.line, span.end_line + 1)) == label.source

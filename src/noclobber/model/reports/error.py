@@ -12,7 +12,6 @@ class ClobberError(RuntimeError):
     handles: set[int] = set()  # noqa: RUF012 - the saves that are explained already; never changed in place on the class
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travels between processes as its message and findings."""
         return (ClobberError, self.args, {"findings": self.findings})
 
 

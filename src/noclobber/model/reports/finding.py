@@ -44,7 +44,6 @@ def label(role: Role, site: Site, text: str, *, primary: bool = False) -> Label:
 
 
 def label_at(role: Role, span: Span, text: str, *, primary: bool = False) -> Label:
-    """Return a label of a span of the source."""
     lines = tuple(source_line(span.path, number) for number in range(span.line, span.end_line + 1))
     return Label(role, span, text, primary, lines)
 

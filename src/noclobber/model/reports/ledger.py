@@ -154,7 +154,6 @@ def repeated(ledger: Ledger) -> Blocks | None:
 
 
 def ledger_out(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger as plain data."""
     return {
         **some_of(ledger, "bytes", "parameters", "buffers", "path", "line", "backwards"),
         "entries": [asdict(one) for one in ledger.entries],

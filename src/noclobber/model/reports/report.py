@@ -182,7 +182,6 @@ def checked(kind: type[Made], data: Any) -> Made:
 
 
 def coverage_out(coverage: Coverage) -> dict[str, Any]:
-    """Return a coverage as plain data."""
     return {
         **some_of(coverage, "writes", "saves", "contents", "unseen", "notes"),
         "lost": list(map(lost_out, coverage.lost)),
@@ -197,7 +196,6 @@ def lost_out(lost: Lost) -> dict[str, Any]:
 
 
 def finding_out(finding: Finding) -> dict[str, Any]:
-    """Return a finding as plain data."""
     return {
         **some_of(finding, "code", "rule", "severity", "message"),
         "labels": [

@@ -40,7 +40,6 @@ def _both(one: Finding, other: Finding) -> Finding | None:
 
 
 def _about(finding: Finding) -> tuple[object, ...]:
-    """What two findings of one write have in common."""
     places = tuple((one.role, one.span, one.primary) for one in finding.labels if one.role != "save")
     tensor = finding.tensor
     return finding.code, finding.severity, finding.message, places, tensor and (tensor.name, tensor.shape)

@@ -68,7 +68,6 @@ class _Spans:
         self._count = len(live)
 
     def highest_without(self, relief: Mapping[int, int]) -> int:
-        """Return the peak if so many bytes are not needed in some spans."""
         return max(most - relief.get(index, 0) for index, most in enumerate(self.most))
 
     def relief(self, group: Sequence[Interval]) -> dict[int, int]:

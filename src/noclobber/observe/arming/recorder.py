@@ -130,7 +130,6 @@ def unsubscribe(one: Subscriber) -> None:
 
 
 def listeners() -> list[Subscriber]:
-    """Return who listens, each once."""
     return list(dict.fromkeys(_subscribers))
 
 

@@ -30,7 +30,6 @@ def unsubscribe(one: Subscriber) -> Coverage:
 
 
 def coverage() -> Coverage:
-    """Return what is covered at present."""
     unread = CONTEXT.contents.unread if CONTEXT.contents is not None else 0
     counts = CONTEXT.bus.unseen.copy()
     if unread:
@@ -57,7 +56,6 @@ def before_next_backward(function: Callable[[], object]) -> None:
 
 
 def is_armed() -> bool:
-    """Return True while anything is watched."""
     return CONTEXT.armed
 
 

@@ -141,16 +141,14 @@ def lost(way: str, failure: Exception) -> Lost:
     """Return what a report says of a failure. It holds only text: an exception's frames would keep tensors alive."""
     if isinstance(failure, UnsupportedTorch):
         return Lost(way, str(failure))
-    at, innermost = "", failure.__traceback__
-    while innermost is not None:
-        at = f", {PurePath(innermost.tb_frame.f_code.co_filename).name}:{innermost.tb_lineno}"
-        innermost = innermost.tb_next
+    at = ""
+    for frame, line in traceback.walk_tb(failure.__traceback__):
+        at = f", {PurePath(frame.f_code.co_filename).name}:{line}"
     trace = "".join(traceback.format_exception(failure)) if os.environ.get("NOCLOBBER_DEBUG") else ""
     return Lost(way, f"{_words(failure)}{at}", internal=True, trace=trace)
 
 
 def _words(failure: Exception) -> str:
-    """Return the type and the first line of an exception; only the type if its own `str` fails too."""
     try:
         return "".join(f"{type(failure).__name__}: {failure}".splitlines()[:1])
     except Exception:

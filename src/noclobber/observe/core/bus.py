@@ -64,7 +64,6 @@ class Bus:
                 listener.clobbered(clobbers, error)
 
     def notice(self, event: Event) -> None:
-        """Report something else that went wrong to the listeners."""
         for listener in self.listeners:
             listener.noticed(event)
 
@@ -82,12 +81,10 @@ class Bus:
         return ended if events else None
 
     def refuse(self, error: RuntimeError, refusal: Refusal) -> None:
-        """Report an operator that refuses to write."""
         for listener in self.listeners:
             listener.refused(error, refusal)
 
     def keep(self, kept: Kept) -> None:
-        """Report that the bytes of a save were copied before a write."""
         for listener in self.listeners:
             listener.kept(kept)
 
@@ -110,5 +107,4 @@ class Bus:
             listener.failed(lost)
 
     def forget(self) -> None:
-        """Drop the counts of what was not seen and of what failed."""
         self.unseen, self.lost = {}, {}

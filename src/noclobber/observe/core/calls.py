@@ -244,14 +244,8 @@ def arm_forwards(forwards: CustomForwards, memory: Memory, way: Way) -> None:
 
 def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
     """See every attribute that is set or deleted on the ctx of a custom Function."""
-    set_native: Callable[[object, str, object], None] = object.__setattr__
-    del_native: Callable[[object, str], None] = object.__delattr__
 
-    def __setattr__(ctx: _Ctx, name: str, value: object) -> None:
-        set_native(ctx, name, value)
-        noted(ctx, name, value)
-
-    def was_set(ctx: _Ctx, name: str, value: Any) -> None:
+    def was_set(_: None, ctx: _Ctx, name: str, value: Any) -> None:
         under_way = calls.under_way
         if under_way and under_way[-1].function is ctx._forward_cls:
             call = under_way[-1]
@@ -264,16 +258,11 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
                 else:  # it never gets a tensor, as a list or a dict may
                     call.kept.pop(name, None)
         else:
-            forgotten(ctx, name)
+            forgotten(None, ctx, name)
 
-    def forgotten(ctx: _Ctx, name: str) -> None:
+    def forgotten(_: None, ctx: _Ctx, name: str) -> None:
         for forget in tuple(forwards.forgets):
             forget(ctx, name)
 
-    def __delattr__(ctx: _Ctx, name: str) -> None:
-        del_native(ctx, name)
-        way.guarded(forgotten, ctx, name)
-
-    noted = way.entry(was_set)
-    way.patches.put(BackwardCFunction, "__setattr__", __setattr__)
-    way.patches.put(BackwardCFunction, "__delattr__", __delattr__)
+    way.after(BackwardCFunction, "__setattr__", was_set)
+    way.after(BackwardCFunction, "__delattr__", forgotten)

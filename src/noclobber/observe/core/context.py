@@ -85,7 +85,7 @@ class Operators(Protocol):
         """Called when code outside of torch gets the memory of a storage."""
 
     def unseen(self) -> list[str]:
-        """Return in words what was not followed."""
+        """Return in words what was not followed, or not as it is without noclobber."""
 
 
 class Subscriber(Listener, Protocol):
@@ -114,7 +114,6 @@ class Subscriber(Listener, Protocol):
 
 
 def _count_less(looks: dict[Look, int], look: Look) -> None:
-    """Count one reason less to call `look`, if there is any left."""
     if (left := looks.get(look, 0) - 1) > 0:
         looks[look] = left
     else:
@@ -212,7 +211,6 @@ class Context:
 
     @property
     def untracked(self) -> UnseenWrites:
-        """Return the watcher of writes that autograd cannot see."""
         return self.state(self.parts.untracked)
 
     def take_saves(
@@ -222,7 +220,6 @@ class Context:
         way.add(self.takers, (among, way.entry(saved)))
 
     def forget(self) -> None:
-        """Drop everything that was seen."""
         self.memory.forget()
         self.bus.forget()
         self._states.clear()
@@ -270,6 +267,5 @@ class Context:
                     self.attended.pop(key, None)
 
     def ignore_all(self) -> None:
-        """Undo every `attend`."""
         self.attentive.clear()
         self.attended.clear()

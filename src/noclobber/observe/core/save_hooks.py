@@ -167,7 +167,7 @@ def checked(handle: Handle) -> torch.Tensor:
     """Return what PyTorch would unpack without hooks. Raises ClobberError with PyTorch's words if the version moved."""
     if (suspect := handle.suspect) is not None:
         if suspect.theirs is not None:
-            return native_saves.unpacked(suspect.theirs)
+            return suspect.theirs.unpack()
         if suspect.kept is not None:
             return suspect.kept
     if (version := handle.version) != handle.alias._version:

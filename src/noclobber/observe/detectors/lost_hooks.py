@@ -76,10 +76,9 @@ class HookedViews:
             self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
-        context = self._context
         for hooked in self._hooked:
             if hooked.key == key and hooked.write is None and not hooked.storage.expired():
-                hooked.write = record(written, tensor, key, place_of(frame), context.thread)
+                hooked.write = record(written, tensor, key, place_of(frame), self._context.thread)
 
     def _backward_begins(self, backward: Backward) -> None:
         """Report the hooks that this backward would have run without the write."""

@@ -145,7 +145,6 @@ class StaleCasts:
                 self._stale[number] = stale._replace(place=self._place_of(number))
 
     def _place_of(self, number: int) -> Place | None:
-        """Return where the operator that a node belongs to ran."""
         places = (self._context.memory.place_of(near) for near in range(number, number + _NEAR))
         return next((place for place in places if place is not None), None)
 
@@ -179,7 +178,6 @@ def _in_region() -> bool:
 
 
 def _is_cached(tensor: torch.Tensor) -> bool:
-    """Return True if autocast would keep its cast of a tensor."""
     return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
 
 
@@ -225,11 +223,9 @@ def _caching(device: str) -> Iterator[None]:
 
 
 def _is_older(cast: Any, noted: Record) -> bool:
-    """Return True if autocast made a cast before a write."""
     return cast is not None and cast.grad_fn is not None and cast.grad_fn._sequence_nr() < noted.node
 
 
 def _is_cast_of(node: Any, leaf: torch.Tensor | None) -> bool:
-    """Return True if a node casts this leaf, and nothing else stands between."""
     behind = node.next_functions[0][0] if node.next_functions else None
     return leaf is not None and node.name().startswith("ToCopy") and getattr(behind, "variable", None) is leaf

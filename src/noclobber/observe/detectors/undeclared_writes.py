@@ -72,7 +72,6 @@ class Forward(NamedTuple):
     """The newest moment before forward."""
 
     def has(self, key: int | None) -> bool:
-        """Return True for the storage of an input."""
         return key in self.keys
 
 
@@ -117,7 +116,6 @@ class Writers:
         """These numbers, one for each tensor, newest last."""
 
     def arm(self, way: Way) -> None:
-        """Guard what is called at writes."""
         self._looking = way.entry(self._look)
 
     def forward_begins(self, call: ForwardCall) -> Callable[[bool], None] | None:
@@ -294,7 +292,6 @@ def _has_moved(one: Input) -> bool:
 
 
 def _has_changed(one: Input) -> bool:
-    """Return True if an input was overwritten: by its bytes where they were recorded, else by its version."""
     tensor, _, _, _, digest = one
     now = None if digest is None else fingerprint(tensor)
     return change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO

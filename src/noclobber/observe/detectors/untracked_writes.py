@@ -82,11 +82,9 @@ class _Target(NamedTuple):
         return self.is_on(storages.storage_key(tensor))
 
     def is_on(self, key: int | None) -> bool:
-        """Return True if the storage with this key is the tensor's memory."""
         return self.key == key and not self.storage.expired()
 
     def moved_to(self, value: torch.Tensor) -> _Target | None:
-        """Return the same tensor with the memory of `value`; None where `value` has no storage."""
         key = storages.storage_key(value)
         if key is None:
             return None
@@ -161,7 +159,6 @@ class _Unseen:
 
 
 def arm(context: Context, way: Way) -> None:
-    """Begin to look for untracked writes."""
     context.state(UntrackedWrites).arm(way)
 
 
@@ -170,7 +167,7 @@ class UntrackedWrites:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._way: Way | None = None
+        self._way = context.core  # until it is armed
         self._waiting: deque[_Unseen] = deque(maxlen=_MOST)  # oldest first
         self.taken: deque[_Taken] = deque()
         """The tensors of which each thread took an alias since its last backward, _TAKEN of a thread at most. Writes to
@@ -181,7 +178,6 @@ class UntrackedWrites:
         """The tensors that the gradient is meant to pass unchanged."""
 
     def arm(self, way: Way) -> None:
-        """Begin to look for untracked writes, and to watch backward calls."""
         self._way = way
         for one in list(self.taken):  # from before the mode changed
             self._context.attend(self._look, (one.target.key,))
@@ -191,8 +187,6 @@ class UntrackedWrites:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def taken_out(self, tensor: torch.Tensor, key: int, how: Alias) -> None:
-        """Record that the program takes an alias outside of the graph, by `.data` or `.detach()`, of a tensor that
-        requires grad, on the storage with this key."""
         whole = _whole(tensor)
         if self._is_given(key) or (target := _target(whole)) is None:
             return
@@ -230,8 +224,6 @@ class UntrackedWrites:
         Returns what to call after the write, and whether the write goes to a computed tensor rather than to a leaf.
         None where the write needs no tracking.
         """
-        if self._way is None:
-            return None
         found = self._way.guarded(self._before, written, tensor, key, frame)
         return None if found is None else (self._way.entry(found[0]), found[1])
 
@@ -259,7 +251,8 @@ class UntrackedWrites:
                 return None
             old = values.clone() if values.nbytes <= _LARGEST else None
             alias = tensor_state.detach(tensor)  # a write that makes the tensor larger does not resize this alias
-        unseen = _Unseen(self._note(written, tensor, key, frame), how, target, clobbers.later_of(tensor))
+        noted = record(written, tensor, key, place_of(frame), self._context.thread)
+        unseen = _Unseen(noted, how, target, clobbers.later_of(tensor))
 
         def after() -> None:
             if unseen.has_changed(alias, old):
@@ -284,7 +277,7 @@ class UntrackedWrites:
 
         If the written values come from a graph, the alias is in that graph after the write.
         """
-        noted = self._note(written, tensor, key, frame)
+        noted = record(written, tensor, key, place_of(frame), self._context.thread)
 
         def after() -> None:
             if tensor.requires_grad:
@@ -327,20 +320,14 @@ class UntrackedWrites:
             if waiting.target == target:
                 _drop(self._waiting, waiting)
 
-    def _note(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> Record:
-        context = self._context
-        return record(written, tensor, key, place_of(frame), context.thread)
-
     # -- backward ----------------------------------------------------------------------------------------------------
 
-    def _attach(self, backward: Backward) -> End | None:
+    def _attach(self, backward: Backward) -> End:
         """Watch the gradients of a backward that begins where they reach tensors with untracked writes.
 
-        Returns what to call when the backward has ended; None where no writes wait.
+        Returns what to call when the backward has ended.
         """
         waiting = list(self._waiting)
-        if self._way is None:
-            return None
         for unseen in waiting:
             unseen.waited += _share(unseen.thread)
         inner = {(unseen.target.mark, unseen.target.output): unseen for unseen in waiting if not unseen.target.identity}

@@ -48,7 +48,6 @@ class _Pickler(pickle.Pickler):
         self.tensors: dict[int, Any] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Return the number of a tensor or a storage."""
         if isinstance(obj, (FakeTensor, *_STORAGES)) or type(obj) in (torch.Tensor, torch.nn.Parameter):
             self.tensors[id(obj)] = obj
             return id(obj)
@@ -64,7 +63,6 @@ class _Unpickler(pickle.Unpickler):
         self._made: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: int) -> torch.Tensor:
-        """Return the tensor with a number."""
         if pid not in self._made:
             self._made[pid] = self._tensors[pid]()
         return self._made[pid]
@@ -101,17 +99,14 @@ class _Saved:
     def __exit__(self, *_: object) -> None: ...
 
     def keys(self) -> list[str]:
-        """Return the names of the tensors."""
         return list(self._tensors)
 
     offset_keys = keys
 
     def metadata(self) -> dict[str, str] | None:
-        """Return what was saved beside the tensors."""
         return self._metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor."""
         if name not in self._tensors:
             from safetensors import SafetensorError
 
@@ -119,11 +114,9 @@ class _Saved:
         return self._tensors[name]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by name."""
         return dict(self._tensors)
 
     def get_slice(self, name: str) -> _Slice:
-        """Return a tensor of which a part can be asked."""
         return _Slice(self.get_tensor(name))
 
 
@@ -137,7 +130,6 @@ class _Slice:
         return self._tensor[part]
 
     def get_shape(self) -> list[int]:
-        """Return the shape."""
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
@@ -299,7 +291,6 @@ class Checkpoints:
         return copy
 
     def end(self) -> None:
-        """Take away the files that hold a line of ours."""
         for path in self._lines:
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,15 +19,14 @@ from noclobber.observe.torch_api.tensors.local_numbers import parts
 KINDS = ("parameters", "gradients", "optimizer state", "activations")
 
 
+@dataclass(slots=True, eq=False)
 class _Live:
     """A storage that is there. `kind` is learned later, and then also the peak knows it."""
 
-    __slots__ = ("bytes", "device", "kind", "reference")
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.bytes, self.device = size, device
-        self.kind = "activations"
-        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+    bytes: int
+    device: torch.device
+    kind: str = "activations"
+    reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
 class Memory:

@@ -150,7 +150,6 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self._on_shapes(func, types, args, options)
 
     def _follow(self, func: Any, args: Sequence[Any], options: dict[str, Any], result: Any) -> None:
-        """Follow values and memory through an operator that has run."""
         follow(func, args, options, result)
         for one in (*pytree.tree_leaves(result), *written(func, args, options)):
             self._memory.made(one)
@@ -177,7 +176,7 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def _is_data(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> bool:
         """Return True for an operator on real tensors that hold data, and not on parameters."""
-        tensors = [one for one in pytree.arg_tree_leaves(*args, **options) if isinstance(one, torch.Tensor)]
+        tensors = list(tensor_state.tensors_in(args, options))
         if not tensors or func in self.lift_fns:
             return False
         if any(isinstance(one, FakeTensor) or one.requires_grad or one.is_meta for one in tensors):
@@ -259,7 +258,6 @@ class Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self.fake_tensor_converter.from_real_tensor(self, tensor)
 
     def _explain(self, func: Any, error: BaseException) -> None:
-        """Say in a note which operator needs values."""
         if self.devices.inside <= 1:
             self.explain(func._schema.name if registry.is_operator(func) else str(func), error)
 

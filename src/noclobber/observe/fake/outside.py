@@ -64,12 +64,10 @@ class Batches:
         self._given = 0
 
     def one(self) -> Any:
-        """Return a batch."""
         self._given += 1
         return pytree.tree_map_only(Shape, self._made, self._batch)
 
     def some(self, count: int) -> Iterator[Any]:
-        """Yield so many batches."""
         for _ in range(count):
             yield self.one()
 

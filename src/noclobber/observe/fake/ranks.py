@@ -32,7 +32,6 @@ class Ranks:
         self._is_one = False
 
     def begin(self) -> None:
-        """Begin with the ranks that are asked for."""
         patches = Patches()
         self._at_end.callback(patches.undo)
         for name in ("start_processes", "spawn"):
@@ -43,7 +42,6 @@ class Ranks:
             patches.put(dist, "init_process_group", self._first_group)
 
     def end(self) -> None:
-        """Undo `begin`."""
         self._at_end.close()
 
     def notes(self) -> list[str]:
@@ -143,7 +141,6 @@ class _Ended:
     """Processes that have ended, for who waits for them."""
 
     def join(self, *_: Any, **__: Any) -> bool:
-        """Return that all have ended."""
         return True
 
 

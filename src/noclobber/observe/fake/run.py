@@ -97,7 +97,6 @@ class FakeRun:
         self._enter()
 
     def end(self) -> None:
-        """Undo `begin`."""
         self._leave()
         self._at_end.close()
         self._patches.undo()
@@ -185,5 +184,4 @@ _active: list[FakeRun] = []
 
 
 def active() -> FakeRun | None:
-    """Return the fake run that is under way."""
     return _active[-1] if _active else None

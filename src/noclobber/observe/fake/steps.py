@@ -38,8 +38,7 @@ class Steps:
             self._way.guarded(self._learn, optimizer)
 
         patches.put(torch.optim.Optimizer, "__init__", __init__)
-        handle = hook_stack.hook(register_optimizer_step_post_hook, self._stepped)
-        return handle.remove
+        return hook_stack.hook(register_optimizer_step_post_hook, self._stepped).remove
 
     def _learn(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -59,7 +58,6 @@ class Steps:
             self.stop()
 
     def stop(self) -> None:
-        """End the program."""
         self.stopped = True
         raise Enough
 

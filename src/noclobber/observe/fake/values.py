@@ -4,6 +4,7 @@ else gets a stand-in when the program asks for it, and the place is noted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch.utils import _pytree as pytree
 
 from noclobber.model.source import Site
 from noclobber.observe.core.seen.sites import Place, caller, identity, site_of
+from noclobber.observe.core.seen.written import tensors, what_is_written
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 MOST = 2**20
 """Elements that a known tensor may have."""
@@ -23,14 +26,12 @@ _KNOWN, _GUESS = "_noclobber_known", "_noclobber_guess"
 aten = torch.ops.aten
 
 
+@dataclass(slots=True, eq=False)
 class Known:
     """The values of a fake tensor, on the CPU. `fate` is shared with all that lies on the same memory."""
 
-    __slots__ = ("fate", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, fate: list[bool]) -> None:
-        self.tensor = tensor
-        self.fate = fate
+    tensor: torch.Tensor
+    fate: list[bool]
 
     def __deepcopy__(self, memo: dict[int, object]) -> Known:
         """Return the values of a copy, whose memory is its own: copies of tensors get what tensors carry."""
@@ -47,7 +48,6 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def know(tensor: FakeTensor, values: torch.Tensor, fate: list[bool] | None = None) -> FakeTensor:
-    """Note the values of a fake tensor."""
     setattr(tensor, _KNOWN, Known(values, fate or [True]))
     return tensor
 
@@ -69,22 +69,13 @@ def _forget(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the fake tensors that an operator writes."""
     return [one for one in _writes(func, args, kwargs) if isinstance(one, FakeTensor)]
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an operator writes, also real ones, whose values are the program's."""
-    given = [
-        kwargs.get(one.name, args[at] if at < len(args) else None)
-        for at, one in enumerate(func._schema.arguments)
-        if one.alias_info is not None and one.alias_info.is_write
-    ]
-    return [one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor)]
-
-
-def _on_cpu(argument: Any) -> Any:
-    return torch.device("cpu") if isinstance(argument, torch.device) else argument
+    known = what_is_written(func)
+    return [] if known is None else list(tensors(known, tuple(args), kwargs))
 
 
 def patch(patches: Patches) -> None:
@@ -103,8 +94,8 @@ _FACTS = ("_amp_foreach_non_finite_check_and_unscale_",)
 
 def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
     """Work out the values of what an operator returned, where all that it read is known."""
-    outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, FakeTensor)]
-    inputs = [one for one in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(one, torch.Tensor)]
+    outputs = [one for one in tensors_in(result) if isinstance(one, FakeTensor)]
+    inputs = list(tensors_in(args, kwargs))
     writes = written(func, args, kwargs) if func._schema.is_mutable else []
     if func._schema.name.partition("::")[2] in _FACTS:
         return
@@ -127,13 +118,13 @@ def _computed(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], out
     if any(one.layout is not torch.strided for one in (*inputs, *outputs)):
         return False
     real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, known, (tuple(args), dict(kwargs)))
-    real_args, real_kwargs = pytree.tree_map(_on_cpu, (real_args, real_kwargs))
+    real_args, real_kwargs = pytree.tree_map_only(torch.device, lambda _: torch.device("cpu"), (real_args, real_kwargs))
     try:
         with modes.aside():
             made = func(*real_args, **real_kwargs)
     except Exception:
         return False
-    values = [one for one in pytree.tree_leaves(made) if isinstance(one, torch.Tensor)]
+    values = list(tensors_in(made))
     if [one.shape for one in values] != [one.shape for one in outputs]:
         return False
     fates = {}
@@ -194,7 +185,6 @@ def _one(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as(output: torch.Tensor, value: Any) -> Any:
-    """Return a value as one of a dtype."""
     if output.dtype is torch.bool:
         return bool(value)
     return value if output.is_floating_point() or output.is_complex() else int(value)
@@ -285,7 +275,7 @@ class Answers:
         """Return what runs an operator on known values. Where they are not known, it guesses, and notes `what`."""
 
         def answer(*args: Any, **options: Any) -> Any:
-            tensors = [one for one in pytree.arg_tree_leaves(*args, **options) if isinstance(one, torch.Tensor)]
+            tensors = list(tensors_in(args, options))
             if any(known(one) is None for one in tensors):
                 if what:
                     self._asked.note(what)

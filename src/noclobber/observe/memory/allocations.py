@@ -127,7 +127,6 @@ class Allocations:
             self.live.append(0)
 
     def handed(self, key: int) -> None:
-        """Note that code outside of torch gets the memory of a storage."""
         with self._lock:
             if (known := self._storages.get(key)) is not None:
                 known.handed = True
@@ -192,7 +191,6 @@ class Allocations:
         return cast(OperatorMode, mode.__enter__())
 
     def unseen(self) -> list[str]:
-        """Return in words what was not followed, or not as it is without noclobber."""
         words = [f"operators after the first {MOST_EVENTS:,} storages made and freed"] if self.full else []
         return words + ["compiled functions in their compiled form: here they run uncompiled"] * self.uncompiled
 
@@ -417,7 +415,6 @@ def _caller_of(function: FrameType) -> FrameType | None:
 
 
 def _is_called_by_program(forward: FrameType) -> bool:
-    """Return True if the program's own code called the module whose `forward` this is."""
     callers = (one.f_code for one in outward(forward.f_back))
     code = next((one for one in callers if one.co_name not in ("_call_impl", "_wrapped_call_impl")), None)
     return code is not None and owner_of(code.co_filename) is Owner.USER
@@ -437,7 +434,6 @@ def _is_compiled(frame: FrameType | None) -> bool:
 
 
 def _caller(frame: FrameType) -> FrameType:
-    """Return the innermost frame that is not noclobber's."""
     while frame.f_back is not None and owner_of(frame.f_code.co_filename) is Owner.NOCLOBBER:
         frame = frame.f_back
     return frame

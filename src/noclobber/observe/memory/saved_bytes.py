@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Literal
 from weakref import WeakKeyDictionary, ref
@@ -45,20 +46,13 @@ class _Storage:
     node: str = ""
 
 
-class _Held(ref[Handle]):
-    """A reference to a handle, which knows the storage that the handle keeps, and its key."""
-
-    __slots__ = ("key", "storage")
-    key: int
-    storage: _Storage
-
-
 class SavedBytes:
     """Counts for as long as it is among the accounts of the context. Its numbers may be read later too."""
 
     def __init__(self) -> None:
         self._storages: dict[int, _Storage] = {}
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, ref[Handle]] = {}
+        """The references to handles, by their own `id`."""
         self._now, self._most = 0, -1
         self._peak: list[_Storage] = []
         self._rising = False
@@ -94,22 +88,19 @@ class SavedBytes:
                 self._where, self._backwards = handle.place, self._begun
 
     def _hold(self, handle: Handle, key: int, storage: _Storage) -> None:
-        held = _Held(handle, self._released)
-        held.key, held.storage = key, storage
+        held = ref(handle, partial(self._released, key, storage))
         self._held[id(held)] = held
 
-    def _released(self, held: ref[Handle]) -> None:
-        assert isinstance(held, _Held)
+    def _released(self, key: int, one: _Storage, held: ref[Handle]) -> None:
         with self._lock:
             self._held.pop(id(held), None)
-            one = held.storage
             one.holders -= 1
             if one.holders:
                 return
             if self._rising:
                 self._write_down()
-            if self._storages.get(held.key) is one:
-                del self._storages[held.key]
+            if self._storages.get(key) is one:
+                del self._storages[key]
             self._now -= 0 if one.lives else one.bytes
 
     def _write_down(self) -> None:

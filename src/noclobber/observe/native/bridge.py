@@ -73,8 +73,6 @@ class Bridge(HotPath):
         at_fork(after_in_child=native.end)
 
     def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:
-        """Return a function that reports a failure and returns None then."""
-
         def asked(*args: object) -> object:
             return self._context.core.guarded(function, *args)
 
@@ -118,13 +116,7 @@ class Bridge(HotPath):
             if not fact:
                 raise AssertionError(what)
 
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            spare_key.unlogged(),
-            modes.no_modes(),
-            modes.plain(),
-        ):
+        with modes.trial():
             x = torch.arange(6.0, device="cpu").view(2, 3).t().requires_grad_()
             hook_stack.push_hooks(unexpected, unexpected)
             try:
@@ -242,7 +234,6 @@ class _Gone:
 
 
 def _kind_of(path: str) -> tuple[int, bool]:
-    """Return whose code a file is, and whether that is settled."""
     kind = sites.kind_of(path)
     return kind, path in sites.KINDS
 

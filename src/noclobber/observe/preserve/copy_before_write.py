@@ -31,9 +31,7 @@ def keep(context: Context, handles: list[Handle], noted: Record, known: Copies |
     """
     copies: Copies = []
     for handle in sorted(handles, key=lambda handle: -handle.alias.numel()) if len(handles) > 1 else handles:
-        suspect, alias = handle.suspect, handle.alias
-        if suspect is None:
-            continue
+        suspect, alias = handle.suspected(), handle.alias
         if suspect.kept is not None and storages.storage_key(alias) != noted.key:
             continue
         if isinstance(handle, Needed) and _is_unread(handle, noted):
@@ -83,8 +81,7 @@ def saved(handle: Handle, tensor: torch.Tensor) -> None:
     """Copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
     if tensor.layout in _SPARSE and handle.suspect is None:
         with modes.aside():
-            kept = handle.alias.clone()
-        handle.suspected().kept = kept
+            handle.suspected().kept = handle.alias.clone()
 
 
 def copy(context: Context, tensor: torch.Tensor) -> torch.Tensor | None:

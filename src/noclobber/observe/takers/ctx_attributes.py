@@ -215,7 +215,6 @@ class CtxSaves:
 
 
 def _state(stash: CtxSave) -> tuple[int, int]:
-    """Return the version of a stash and the number of writes noted with it."""
     return int(stash.alias._version), len(stash.writes)
 
 
@@ -258,8 +257,7 @@ def _old(stash: CtxSave) -> torch.Tensor | None:
         return stash.alias
     if stash.connected is None:
         raise ClobberError(UNCONNECTED)
-    old: torch.Tensor = stash.connected.unpack()
-    return old
+    return stash.connected.unpack()
 
 
 def _is_spared(stash: CtxSave) -> bool:
@@ -267,7 +265,6 @@ def _is_spared(stash: CtxSave) -> bool:
 
 
 def _is_elsewhere(stash: CtxSave, value: torch.Tensor) -> bool:
-    """Return True if the tensor on the ctx has other memory than when forward ended."""
     return storages.storage_key(value) != storages.storage_key(stash.alias)
 
 
@@ -287,7 +284,6 @@ def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
 
 
 def _replaced(value: Any, key: object, tensor: torch.Tensor) -> object:
-    """Return the value of an attribute with the tensor at `key` replaced."""
     if key is None:
         return tensor
     if isinstance(value, dict):

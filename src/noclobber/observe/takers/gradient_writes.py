@@ -73,7 +73,6 @@ class Spoil:
         return touch(geometry(tensor), self.handed.where)
 
     def is_on_any(self, tensors: Iterable[object] | None) -> bool:
-        """Return True if one of the tensors overlaps the bytes that were written."""
         return any(self.is_on(tensor) for tensor in tensors or ())
 
     def settle(self) -> bool:
@@ -367,16 +366,14 @@ class Gradients:
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
         """Record a write if it goes to a gradient that the engine gave to `node`."""
         frames = list(takewhile(lambda above: above.f_code.co_name != ENGINE, outward(frame)))
-        given = next(
-            (argument for call in _called(frames) for argument in _arguments(call) if _is_on(argument, key)), None
-        )
+        arguments = (argument for call in _called(frames) for argument in _arguments(call))
+        given = next((argument for argument in arguments if storages.storage_key(argument) == key), None)
         if given is None and getattr(getattr(node, "_forward_cls", None), "boxed_grads_call", False):
             given = tensor  # the gradient came in a list, which the Function may have emptied by now
         if given is None:
             return
-        by: Literal["function", "hook"] = (
-            "function" if any(_runs_function(above.f_code) for above in frames) else "hook"
-        )
+        runs_function = any(_runs_function(above.f_code) for above in frames)
+        by: Literal["function", "hook"] = "function" if runs_function else "hook"
         user = next((above for above in reversed(frames) if KINDS.get(above.f_code.co_filename) == USER), frame)
         name = node._forward_cls.__name__ if by == "function" else user.f_code.co_name
         event = GradientWrite(
@@ -426,7 +423,6 @@ def _runs_function(code: CodeType) -> bool:
 
 
 def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
-    """Return the tensors that a call was given, also those in a list or tuple."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
     return tensor_state.tensors_in(*(frame.f_locals.get(name) for name in code.co_varnames[:count]))
@@ -442,7 +438,3 @@ def _keys(args: tuple[object, ...]) -> list[int]:
     ]
     keys = {storages.storage_key(one) for one in shared}
     return [key for key in keys if key is not None]
-
-
-def _is_on(tensor: torch.Tensor, key: int) -> bool:
-    return storages.storage_key(tensor) == key

@@ -11,7 +11,7 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple
 from weakref import ref
 
@@ -32,7 +32,7 @@ from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
 from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.layout import Geometry, geometry, touch
+from noclobber.observe.witness.layout import share_bytes
 
 _ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
 _NODES = ("Mul", *("".join(word.capitalize() for word in name.split("_")) for name in ACTIVATIONS))
@@ -126,8 +126,8 @@ class AskedInputs:
         self._until = engine_state.next_node()
         if known:
             return
-        where = key, geometry(tensor)
-        holding = [one for one in tensors_held(hooks) if one.requires_grad and _lies_in(one, *where)]
+        in_graph = [one for one in tensors_held(hooks) if one.requires_grad]
+        holding = [one for one in in_graph if share_bytes(one, tensor)]
         if not holding and len(self._unheld) < _MOST_STACKS:
             self._unheld[stack] = references
         for one in dict.fromkeys(holding):
@@ -174,13 +174,7 @@ class AskedInputs:
 
 
 def _of_all_modules() -> list[object]:
-    """Return the program's forward hooks on all modules."""
     return [*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()]
-
-
-def _lies_in(tensor: torch.Tensor, key: int, where: Geometry) -> bool:
-    """Return True if a write to this memory changes bytes of a tensor."""
-    return storages.storage_key(tensor) == key and touch(where, geometry(tensor))
 
 
 def _stack(frame: FrameType | None) -> int:
@@ -208,16 +202,11 @@ def _binds_result(place: Place | None) -> bool:
     """
     if place is None:
         return True
-    code, called = place[0], place[1]
-    following = [instruction.opname for instruction in _instructions(code) if instruction.offset > called][:3]
-    for name in following:
+    code, called, _ = place
+    names = [one.opname for one in dis.get_instructions(code) if one.offset > called]
+    for name in [name for name in names if name not in ("CACHE", "NOP", "EXTENDED_ARG")][:3]:
         if name.startswith(("STORE_", "RETURN_")):
             return True
         if not name.startswith("LOAD_"):
             return False
     return False
-
-
-def _instructions(code: CodeType) -> list[dis.Instruction]:
-    skipped = ("CACHE", "NOP", "EXTENDED_ARG")
-    return [instruction for instruction in dis.get_instructions(code) if instruction.opname not in skipped]

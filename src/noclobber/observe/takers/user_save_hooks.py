@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FunctionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -78,12 +78,8 @@ class UserSave(Witness):
     """True if the program's pack hook returned tensors, and not an index or a file name that stands for one."""
 
 
-class _Change(NamedTuple):
-    """Memory whose version or bytes have changed, the tensor that shows it, and its fingerprint now."""
-
-    packed: _Packed
-    tensor: torch.Tensor
-    digest: Digest
+_Change = tuple[_Packed, torch.Tensor, Digest]
+"""Memory whose version or bytes have changed, the tensor that shows it, and its fingerprint now."""
 
 
 def arm(context: Context, way: Way) -> None:
@@ -263,7 +259,7 @@ def _looked_at(context: Context, kept: UserSave) -> tuple[object, Sequence[_Chan
             digest = None if packed.digest is None else fingerprint(tensor)
             moved = tensor._version != packed.version
             if moved if digest is None else not (isinstance(digest, int) and digest == packed.digest):
-                changed.append(_Change(packed, tensor, digest))
+                changed.append((packed, tensor, digest))
     if not copies:
         return kept.value, changed
     value = _with(kept.value, copies)

@@ -28,7 +28,6 @@ class Patches:
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Put everything back."""
         for owner, name, before, value in reversed(self._made):
             if vars(owner).get(name) is not value:
                 continue

@@ -13,10 +13,7 @@ NAMES = {module: private.names_in(module) for module in MODULES}
 
 
 def look_up() -> None:
-    """Look up all names.
-
-    Raises UnsupportedTorch, which names the release and the missing name.
-    """
+    """Raises UnsupportedTorch, which names the release and the missing name."""
     for module, names in NAMES.items():
         private.bind(module, names)
     engine_state.engine()

@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from noclobber.model.reports.error import UnsupportedTorch
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack
-from noclobber.observe.torch_api.dispatch import modes, spare_key
+from noclobber.observe.torch_api.dispatch import modes
 
 
 def of_saves() -> None:
@@ -36,13 +36,7 @@ def _of_saves() -> None:
         seen.append((tensor.item(), engine_state.next_node() - 1))
         return packed
 
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        spare_key.unlogged(),
-        modes.no_modes(),
-        modes.plain(),
-    ):
+    with modes.trial():
         x = torch.zeros((), device="cpu", requires_grad=True)
         hook_stack.push_hooks(pack, lambda _: x)
         try:

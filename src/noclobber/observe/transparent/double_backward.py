@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch.autograd.graph import Node
@@ -48,8 +48,13 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
     pack, unpack = hooks
 
     def originals(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        inputs = list(_inputs_of(engine_state.current_node()))
-        return _original(tensor, inputs), _of_inference_mode(tensor, inputs)
+        """Return the input that a tensor was unpacked from, else the tensor itself; and the input on memory from
+        inference mode that it shares, if there is one."""
+        held = _inputs_of(engine_state.current_node())
+        inputs = [original for handle in held if (original := handle.tensor()) is not None]
+        key = storages.storage_key(tensor)
+        refused = (one for one in inputs if one.is_inference() and storages.storage_key(one) == key)
+        return next((one for one in inputs if _is_same(tensor, one)), tensor), next(refused, None)
 
     def pack_again(tensor: torch.Tensor) -> handles.Handle:
         instead, refused = way.guarded(lambda: originals(tensor)) or (tensor, None)
@@ -63,27 +68,10 @@ def _saving_inputs(hooks: save_hooks.Hooks, way: Way) -> save_hooks.Hooks:
 
 
 def _inputs_of(node: Node | None) -> Iterator[handles.Handle]:
-    """Yield the handles of the inputs that a node has saved; nothing for None."""
     for saved in graph.saves_of_or_gone(node) if node is not None else ():
         held = graph.content(saved)
         if isinstance(held, handles.Handle) and graph.output_of(node, saved.field) is None:
             yield held
-
-
-def _original(tensor: torch.Tensor, inputs: Iterable[handles.Handle]) -> torch.Tensor:
-    """Return the input that `tensor` was unpacked from; `tensor` itself where there is none."""
-    for handle in inputs:
-        original = handle.tensor()
-        if original is not None and _is_same(tensor, original):
-            return original
-    return tensor
-
-
-def _of_inference_mode(tensor: torch.Tensor, inputs: Iterable[handles.Handle]) -> torch.Tensor | None:
-    """Return the input on memory from inference mode that a tensor shares; None where there is none."""
-    originals = (original for handle in inputs if (original := handle.tensor()) is not None)
-    key = storages.storage_key(tensor)
-    return next((one for one in originals if one.is_inference() and storages.storage_key(one) == key), None)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -63,8 +63,7 @@ def arm(context: Context, way: Way) -> None:
 def _pass_by(passing: list[Any]) -> None:
     """Register a fallthrough over each kernel. The kernels stay registered, as one of them may be running."""
     libraries: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for namespace, name in write_kernels.kernels:
             if namespace not in libraries:
                 libraries[namespace] = registry.library(namespace)

@@ -277,7 +277,6 @@ def _has_memory(kind: type) -> bool:
 
 
 def _scattered(tensor: torch.Tensor) -> int:
-    """Return the fingerprint of a tensor whose bytes lie in many pieces. It copies them."""
     state = xxhash.xxh3_64()
     with modes.aside():
         _feed(state, _in_order(tensor))

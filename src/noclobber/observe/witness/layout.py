@@ -26,7 +26,6 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def geometry(tensor: torch.Tensor) -> Geometry:
-    """Return the geometry of a tensor."""
     offset: Any
     try:
         offset = tensor.storage_offset()
@@ -102,7 +101,6 @@ def _length(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int | No
 
 
 def span_of(tensor: torch.Tensor) -> Span:
-    """Return the span of a tensor."""
     return span(geometry(tensor))
 
 

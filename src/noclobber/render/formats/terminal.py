@@ -74,7 +74,6 @@ _PATCH = (("---", "headline"), ("+++", "headline"), ("@@", "gutter"), ("-", "rem
 
 
 def _painted(row: Row, styles: dict[str, str]) -> str:
-    """One line of output."""
     while row and not row[-1][1].strip():
         row = row[:-1]
     last = [(style, text.rstrip()) for style, text in row[-1:]]

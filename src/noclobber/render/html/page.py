@@ -173,7 +173,6 @@ def _changes(rows: list[Row]) -> str:
 
 
 def _next(report: Report) -> str:
-    """What to type next."""
     found = "".join(
         f"<dt>{what}</dt><dd><code>{escape(command)}</code></dd>" for what, command in layout.commands(report)
     )

@@ -99,7 +99,6 @@ def fit(line: Line, start: int, end: int, width: int) -> Piece:
 
 
 def _between(line: Line, left: int, right: int) -> str:
-    """The glyphs that lie whole between two cells."""
     stops = [cell for cell, _ in line.glyphs[1:]] + [line.length]
     return "".join(
         shown for (cell, shown), stop in zip(line.glyphs, stops, strict=False) if left <= cell and stop <= right

@@ -131,7 +131,6 @@ def commands(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _gutter(finding: Finding, changes: list[diff.Change]) -> int:
-    """Digits of the longest line number in the window or in a diff."""
     numbers = [number for label in finding.labels for number in (label.span.line, label.span.end_line)]
     numbers += [number for change in changes for _, number, _ in change.rows() if number]
     return max((len(str(number)) for number in numbers), default=1)

@@ -214,7 +214,6 @@ def made(
 
 
 def handle_of(tensor: torch.Tensor, node: int, place: Place | None, digest: Digest) -> Handle:
-    """Return a handle beside PyTorch's own save of a tensor."""
     return made(Aside, tensor, alias_of(tensor), node, place, digest)
 
 
@@ -290,7 +289,6 @@ def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
 
 
 def of_view_outside(tensor: torch.Tensor) -> OfView:
-    """Return a handle for a view that is not in the graph."""
     return VIEWS_OUTSIDE.get(tensor_state.creation_of(tensor), OfView)(tensor)
 
 

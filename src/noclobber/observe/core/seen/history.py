@@ -100,7 +100,6 @@ class Memory:
         return self.logged
 
     def log(self, record: Record) -> None:
-        """Remember a write."""
         self.logged.append(record)
         if len(self.logged) > MANY:
             leave_out(record)

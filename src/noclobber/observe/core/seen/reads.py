@@ -255,7 +255,6 @@ _Held = dict[object, object] | list[tuple[object, object]]
 
 
 def _of_class(kind: type, held: _Held) -> list[tuple[object, object]]:
-    """Return what an object reads of its class, and of the classes above, as far as the user has written them."""
     return [row for one in _users_of(kind) for row in _of_users_class(kind.__mro__[one], held)]
 
 

@@ -153,7 +153,7 @@ class Backward:
     later: list[Any] = field(default_factory=list)
     """Reads of bytes on a device, which are compared at the end of the call (describe/clobbers.Later)."""
     ends: list[Any] = field(default_factory=list)
-    """What the watchers want to be called at the end of the call (backward_calls.py)."""
+    """What the watchers want to be called at the end of the call."""
     with_python: bool = False
     """Whether the watchers of Python code in a call were told."""
     outer: Backward | None = None

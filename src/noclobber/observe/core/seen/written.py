@@ -129,8 +129,6 @@ def written_by(schema: torch.FunctionSchema) -> Written | None:
     arguments = tuple(
         (i, a.name) for i, a in enumerate(schema.arguments) if (alias := a.alias_info) is not None and alias.is_write
     )
-    if not arguments:
-        return None
     uncounted = namespace == "_c10d_functional" or (namespace == "aten" and name.startswith(_UNCOUNTED))
     fills, op = _FILLS.get(schema.name), next((name for name in _MADE_OF if _MADE_OF[name] == schema.name), schema.name)
     return Written(op, arguments, uncounted, detaches=schema.name == "aten::detach_", fills=fills)

@@ -21,11 +21,8 @@ from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import fingerprint_aside
 
 if TYPE_CHECKING:
-    from torch._ops import OpOverload
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from torch._C import DispatchKeySet, _DispatchOperatorHandle
+    from torch._ops import OpOverload
 
 
 Kernel = Callable[..., object]

@@ -64,10 +64,8 @@ def versions_of_lists(
 
 
 def move_versions(before: list[tuple[torch.Tensor, int | None]]) -> None:
-    """Move the versions that PyTorch has left as they were: it does so under a mode, and its check then stays silent.
-
-    (torch 2.13; tests/observe/test_allocations.py)
-    """
+    """Move the versions that PyTorch has left as they were: it does so under a mode, and its check then stays silent
+    (torch 2.13; tests/observe/test_allocations.py)."""
     unmoved = [
         tensor for tensor, version in before if version is not None and tensor_state.version_of(tensor) == version
     ]

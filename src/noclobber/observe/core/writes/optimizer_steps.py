@@ -127,12 +127,10 @@ def step_of(optimizer: str, place: Place | None) -> Step:
 
 @lru_cache(maxsize=256)
 def written_by(optimizer: str, fused: bool = False) -> Written:
-    """Return what the record of a step says that it writes."""
     return Written(f"{optimizer}.step", (), fused)
 
 
 def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]:
-    """Return what the record of a step says: what writes, and the step."""
     return written_by(kind.__name__, fused), step_of(kind.__name__, place)
 
 

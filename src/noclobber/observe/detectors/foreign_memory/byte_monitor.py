@@ -115,7 +115,6 @@ class ByteMonitor:
         self._counted = perf_counter()
 
     def __bool__(self) -> bool:
-        """Return True if any stretch is watched."""
         return bool(self._watched)
 
     def watch(self, handle: Handle, key: int, here: Place | None, *, fresh: bool) -> bool:
@@ -166,12 +165,10 @@ class ByteMonitor:
         return ChangedBytes(here, None if stretch.compared == self._rounds else stretch.whole, stretch.seen())
 
     def drop(self, handle: Handle) -> None:
-        """Undo a `watch`."""
         self._known.pop(_name(handle), None)
         self._watched.pop(_name(handle), None)
 
     def forget(self) -> None:
-        """Stop comparing, and drop everything."""
         self._known, self._watched = {}, {}
 
     def _earn(self) -> None:
@@ -180,7 +177,6 @@ class ByteMonitor:
         self._counted = now
 
     def _spend(self, stretch: Stretch, alias: torch.Tensor) -> Digest:
-        """Return the fingerprint as it is now, and subtract the time it took from the credit."""
         begin = perf_counter()
         digest = fingerprint(alias)
         stretch.cost = perf_counter() - begin
@@ -225,5 +221,4 @@ def _name(handle: Handle) -> Name:
 
 
 def _marks(handle: Handle) -> tuple[int, Writes]:
-    """Return the version of a save now, and the writes to it that torch saw."""
     return int(handle.alias._version), tuple(handle.writes)

@@ -112,7 +112,6 @@ class ExportedSaves:
             self.lines.start(sys._getframe(1))
 
     def rest(self) -> None:
-        """Stop watching."""
         self.lines.end()
         self.monitor.forget()
 

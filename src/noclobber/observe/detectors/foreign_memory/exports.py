@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -18,7 +17,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import compile_guard, modes
-from noclobber.observe.torch_api.frames import frame_above, passed_over
+from noclobber.observe.torch_api.frames import frame_above
 from noclobber.observe.torch_api.tensors import storages
 
 SHARED = "share_memory_"
@@ -37,8 +36,8 @@ class Handout(NamedTuple):
 Hand = Callable[[torch.Tensor, str, FrameType, Callable[[], bool]], None]
 """Called with the tensor, the name of the call, the frame that made the call, and `Handout.held`."""
 Method = Callable[..., object]
-Wrap = Callable[[Any, str], Method]
-"""Makes the function that replaces a native one."""
+Holding = Callable[[object], Callable[[], bool]]
+"""Returns `Handout.held` of what a call returned."""
 
 
 class Exports:
@@ -48,28 +47,24 @@ class Exports:
         self._hand, self._way = hand, way
         self._put: list[tuple[type | ModuleType, str, Method, Method]] = []
         """What is replaced: the owner, the name, PyTorch's function and ours."""
-        self._regions = compile_guard.Regions(
-            way.entry(self._withdraw, also_off=True), way.entry(self._put_back, also_off=True)
-        )
 
     def put(self) -> None:
-        """Replace the calls."""
         _fill_tables()
         self._relays, scripted = _relays(), _scripted()
-        for owner, name, wrap in self._calls():
+        for owner, name, call in self._calls():
             native = getattr(owner, name)
-            ours = wrap(native, name)
-            compile_guard.never_compile(passed_over(ours))
-            self._way.patches.put(owner, name, ours)
+            self._way.after(owner, name, call)
+            ours = getattr(owner, name)
             self._put.append((owner, name, native, ours))
             if id(native) in scripted:
                 # torch.jit.script looks up a function by its id.
                 scripted[id(ours)] = scripted[id(native)]
-        self._regions.listen()
+        withdraw = self._way.entry(self._withdraw, also_off=True)
+        self._stop = compile_guard.around_regions(withdraw, self._way.entry(self._put_back, also_off=True))
 
     def forget(self) -> None:
         """Remove what torch keeps of the replaced functions. The way itself puts the native functions back."""
-        self._regions.stop()
+        self._stop()
         scripted = _scripted()
         for _, _, native, ours in self._put:
             compile_guard.forget(ours, native)
@@ -88,62 +83,44 @@ class Exports:
             if isinstance(owner, ModuleType) and vars(owner)[name] is native:
                 setattr(owner, name, ours)
 
-    def _calls(self) -> Iterator[tuple[type | ModuleType, str, Wrap]]:
-        """Yield every call that hands memory out: its owner, its name, and what makes its replacement."""
-        yield torch.Tensor, "numpy", partial(self._giving, _alive)
-        yield torch.Tensor, "data_ptr", partial(self._giving, _always, unless_torch=True)
-        yield torch.Tensor, "untyped_storage", partial(self._giving, _used, unless_torch=True)
-        yield torch.Tensor, "__dlpack__", partial(self._giving, _always)
-        yield torch.Tensor, SHARED, partial(self._giving, _never)
+    def _calls(self) -> Iterator[tuple[type | ModuleType, str, Callable[..., None]]]:
+        """Yield every call that hands memory out: its owner, its name, and what to call after it."""
+        for name, holding, unless_torch in (
+            ("numpy", _alive, False),
+            ("data_ptr", _always, True),
+            ("untyped_storage", _used, True),
+            ("__dlpack__", _always, False),
+            (SHARED, _never, False),
+        ):
+            yield torch.Tensor, name, partial(self._gave, name, holding, unless_torch)
         for owner in (torch, torch.utils.dlpack):
-            yield owner, "to_dlpack", partial(self._giving, _always)
-            yield owner, "from_dlpack", self._taking
+            yield owner, "to_dlpack", partial(self._gave, "to_dlpack", _always, False)
+            yield owner, "from_dlpack", partial(self._took, "from_dlpack")
         for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
-            yield torch, name, self._taking
+            yield torch, name, partial(self._took, name)
 
-    def _giving(
+    def _gave(
         self,
-        holding: Callable[[object], Callable[[], bool]],
-        native: Method,
-        name: str,
-        *,
-        unless_torch: bool = False,
-    ) -> Method:
-        """Return a method that gives memory and reports it; `unless_torch` skips torch's calls, which keep nothing."""
+        by: str,
+        holding: Holding,
+        unless_torch: bool,
+        given: object,
+        tensor: torch.Tensor,
+        *_: object,
+        **__: object,
+    ) -> None:
+        """Report a method that gave memory; `unless_torch` skips torch's calls, which keep nothing."""
+        frame = frame_above(3)
+        while (relay := self._relays.get(frame.f_code)) is not None and frame.f_back is not None:
+            frame, by = frame.f_back, relay
+        if type(tensor) in storages.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
+            self._hand(tensor, by, frame, holding(given))
 
-        def gave(tensor: torch.Tensor, given: object) -> None:
-            frame, by = frame_above(3), name
-            while (relay := self._relays.get(frame.f_code)) is not None and frame.f_back is not None:
-                frame, by = frame.f_back, relay
-            if type(tensor) in storages.PLAIN and not (unless_torch and owner_of(frame.f_code.co_filename) in _OURS):
-                self._hand(tensor, by, frame, holding(given))
-
-        gave_away = self._way.entry(gave)
-
-        @functools.wraps(native)
-        def giving(tensor: torch.Tensor, *args: object, **kwargs: object) -> object:
-            given = native(tensor, *args, **kwargs)
-            gave_away(tensor, given)
-            return given
-
-        return giving
-
-    def _taking(self, native: Callable[..., torch.Tensor], name: str) -> Method:
-        """Return a function that makes a tensor on foreign memory and reports it."""
-
-        def took(tensor: torch.Tensor, source: object) -> None:
-            if type(tensor) in storages.PLAIN and tensor is not source and not _is_own(tensor):
-                self._hand(tensor, name, frame_above(3), _owned(source))
-
-        took_in = self._way.entry(took)
-
-        @functools.wraps(native)
-        def taking(*args: object, **kwargs: object) -> object:
-            tensor = native(*args, **kwargs)
-            took_in(tensor, args[0] if args else next(iter(kwargs.values()), None))
-            return tensor
-
-        return taking
+    def _took(self, by: str, tensor: torch.Tensor, /, *args: object, **kwargs: object) -> None:
+        """Report a function that made a tensor on foreign memory."""
+        source = args[0] if args else next(iter(kwargs.values()), None)
+        if type(tensor) in storages.PLAIN and tensor is not source and not _is_own(tensor):
+            self._hand(tensor, by, frame_above(3), _owned(source))
 
 
 def _scripted() -> dict[int, str]:
@@ -225,7 +202,6 @@ def _below(reference: Callable[[], object], depth: int) -> object:
 
 
 def _has_holders(get: Callable[[], object]) -> bool:
-    """Return True if an object has more than one holder. One holder is certain."""
     return _holders(get) > _ONE
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import marshal
 import os
 import struct
-import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from io import FileIO
 
 import torch
@@ -18,7 +18,7 @@ from noclobber.model.seen.events import Tensor, Write
 from noclobber.model.seen.overlap import Region, overlap
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.seen.sites import Place, place_of, site_of
+from noclobber.observe.core.seen.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.core.writes import kernel_functions, optimizer_steps
 from noclobber.observe.torch_api.autograd import hook_stack
@@ -131,15 +131,11 @@ def _watch_child(context: Context, way: Way, processes: Processes, rest: Callabl
     rest()
     if kernel_functions.told() is not None:
         context.attend(way.entry(lambda written, tensor, _, frame: processes.tell(written, tensor, place_of(frame))))
-        hook_stack.hook(register_optimizer_step_pre_hook, way.entry(_telling_of_steps(processes)))
+        # The write log rests while PyTorch's own optimizers run.
+        hook_stack.hook(register_optimizer_step_pre_hook, way.entry(partial(_before_step, processes)))
 
 
-def _telling_of_steps(processes: Processes) -> Callable[[torch.optim.Optimizer, object, object], None]:
-    """Return a hook that notes the writes of a step: the write log rests while PyTorch's own optimizers run."""
-
-    def before_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        place, written = place_of(sys._getframe(1)), Written(f"{type(optimizer).__name__}.step", (), False)
-        for parameter in optimizer_steps.parameters(optimizer):
-            processes.tell(written, parameter, place)
-
-    return before_step
+def _before_step(processes: Processes, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    written, place = optimizer_steps.written_by(type(optimizer).__name__), caller()
+    for parameter in optimizer_steps.parameters(optimizer):
+        processes.tell(written, parameter, place)

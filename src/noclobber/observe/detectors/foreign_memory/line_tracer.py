@@ -42,7 +42,6 @@ class _Following:
         self._here, self._on = _Here(), False
 
     def follows(self) -> bool:
-        """Return True if the calling thread is followed."""
         return self._on
 
     def here(self) -> Place | None:
@@ -120,7 +119,6 @@ class _Traced(_Following):
         self._let_go(sys._getframe(1))
 
     def end(self) -> None:
-        """Stop following for good, and leave the interpreter as it was."""
         self.stop()
 
     def _let_go(self, frame: FrameType | None) -> None:

@@ -29,19 +29,15 @@ class Stream:
     def __exit__(self, *_: object) -> None: ...
 
     def query(self) -> bool:
-        """Return True: all is done."""
         return True
 
     def is_capturing(self) -> bool:
-        """Return False: no graph is captured."""
         return False
 
     def elapsed_time(self, _: object) -> float:
-        """Return a millisecond."""
         return 1.0
 
     def record_event(self, event: Any = None) -> Any:
-        """Return an event that has happened."""
         return event if event is not None else Stream()
 
     def record(self, *_: Any) -> None:

@@ -96,14 +96,13 @@ class Cudnn:
         }
 
     def notes(self) -> list[str]:
-        """Return in words that a part of the memory is an estimate."""
         return ["the memory that cuDNN takes for recurrent layers is an estimate"] * self._has_estimated
 
     def _rnn(
         self, input: torch.Tensor, weights: Sequence[torch.Tensor], each: int, flat: Any, hx: torch.Tensor, cx: Any,
         mode: int, width: int, projected: int, layers: int, batch_first: bool, dropout: float, train: bool, both: bool,
         sizes: Sequence[int], state: Any,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    ) -> Any:  # fmt: skip
         """Return what PyTorch returns: the output, both states, the reserve, and weights in one piece, which are here
         the weights as they are (torch 2.13, cudnn/RNN.cpp)."""
         self._has_estimated = True
@@ -121,14 +120,13 @@ class Cudnn:
             _ = steps_first.contiguous(), _workspace(input, weights, mode, width, both)
             return result
 
-        made: tuple[torch.Tensor, ...] = self._fresh(make)
-        return made
+        return self._fresh(make)
 
     def _rnn_backward(
         self, input: torch.Tensor, weights: Sequence[torch.Tensor], each: int, flat: Any, hx: torch.Tensor, cx: Any,
         output: torch.Tensor, grad_output: Any, grad_hy: Any, grad_cy: Any, mode: int, width: int, projected: int,
         layers: int, batch_first: bool, dropout: float, train: bool, both: bool, *rest: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> Any:  # fmt: skip
         """Return the gradients: those of the input and the states, and then those of the weights."""
         if not train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
@@ -145,18 +143,14 @@ class Cudnn:
             held.append(_workspace(input, weights, mode, width, both))
             return *states, of_weights
 
-        made: tuple[Any, ...] = self._fresh(make)
-        return made
+        return self._fresh(make)
 
-    def _gru(
-        self, input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _gru(self, input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: Any) -> Any:
         """Return the state, and what PyTorch keeps of five gates (torch 2.13, cuda/RNN.cu)."""
         shape = (hx.shape[0], 5 * hx.shape[1])
-        made: tuple[torch.Tensor, torch.Tensor] = self._fresh(lambda: (torch.empty_like(hx), hx.new_empty(shape)))
-        return made
+        return self._fresh(lambda: (torch.empty_like(hx), hx.new_empty(shape)))
 
-    def _gru_backward(self, grad_hy: torch.Tensor, kept: torch.Tensor, has_bias: bool) -> tuple[Any, ...]:
+    def _gru_backward(self, grad_hy: torch.Tensor, kept: torch.Tensor, has_bias: bool) -> Any:
         rows, gates = grad_hy.shape[0], 3 * grad_hy.shape[1]
 
         def make() -> tuple[Any, ...]:
@@ -164,8 +158,7 @@ class Cudnn:
             biases = [grad_hy.new_empty(gates) if has_bias else None for _ in range(2)]
             return *of_gates, torch.empty_like(grad_hy), *biases
 
-        made: tuple[Any, ...] = self._fresh(make)
-        return made
+        return self._fresh(make)
 
 
 def _rows(input: torch.Tensor) -> int:

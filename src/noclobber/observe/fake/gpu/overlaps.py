@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 _ITSELF = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -33,7 +33,7 @@ def refuse_overlaps(func: Any, writes: Sequence[torch.Tensor], args: Sequence[An
     for output in writes:
         if any(size > 1 and stride == 0 for size, stride in zip(output.shape, output.stride(), strict=True)):
             raise RuntimeError(_ITSELF)
-        for given in pytree.arg_tree_leaves(*args, **options):
+        for given in tensors_in(args, options):
             if isinstance(given, FakeTensor) and given is not output and _overlap_in_part(output, given):
                 raise RuntimeError(_OTHER)
 

@@ -282,7 +282,6 @@ class _Instead(TorchFunctionMode):
 
 
 def _first_write(handle: Handle) -> Record | None:
-    """Return the first write that can have changed the bytes of a handle; None where there is none."""
     return next((noted for noted, _ in handle.writes if not noted.written.only_moves), None)
 
 

@@ -66,14 +66,8 @@ class RegionSave:
 
 
 def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
-    """Return what is known of a tensor that is being saved."""
-    return (
-        tensor_state.version_of(tensor) or 0,
-        storages.storage_key(tensor),
-        engine_state.next_node() - 1,
-        place,
-        digest,
-    )
+    version, node = tensor_state.version_of(tensor) or 0, engine_state.next_node() - 1
+    return version, storages.storage_key(tensor), node, place, digest
 
 
 class CheckpointRegion:
@@ -130,7 +124,6 @@ class CheckpointRegion:
         return fingerprint(tensor)
 
     def _stays(self, tensor: torch.Tensor) -> bool:
-        """Return True if the region computed a tensor on a device, and contents are watched."""
         return self._digests and is_on_device(tensor)
 
     def save(self, holder: Holder, tensor: torch.Tensor) -> None:
@@ -145,7 +138,7 @@ class CheckpointRegion:
             thread.saves.append((known[2], known[3]))
         self.count += 1
         holder.noclobber_save = packed = RegionSave(known, self.count)
-        if self._digests and packed.digest is None and is_on_device(tensor):
+        if packed.digest is None and self._stays(tensor):
             packed.rough = rough(tensor)
         if self._of_last and self._of_last[-1].node != packed.node:
             self._of_last = []
@@ -269,7 +262,7 @@ class CheckpointRegion:
     def causes(self, tensor: torch.Tensor) -> tuple[Write, ...]:
         """Return the known writes that may have made a tensor differ: to its own outside memory, else to outside memory
         that the region has saves on, else to all outside memory. Writes that the second run has made as well count only
-        if there are no others (`_repeats`)."""
+        if there are no others."""
         own = self.source(tensor)
         used = {*self.used, *(reread.key for reread, _ in self._kept_again())}
         groups = [[own]] if own is not None else []
@@ -284,11 +277,9 @@ class CheckpointRegion:
         return ()
 
     def _again(self) -> set[Place | None]:
-        """Return where the second run has written."""
         return {noted.place for noted in write_history.since(self.memory, self.again)}
 
     def _drift(self, save: Save, writes: tuple[Write, ...], read: Read, *, reentrant: bool = False) -> Drift:
-        """Return the drift of this region, with the plain values that differ."""
         again = {site_of(place) for place in self._again()}
         repeated = bool(writes) and all(write.site in again for write in writes)
         moved = reads.moved(self.values, self.values_again)
@@ -343,7 +334,6 @@ class CheckpointRegion:
             self.context.bus.notice(self._drift(save, self.causes(tensor), read, reentrant=reentrant))
 
     def _changed(self) -> Clobber | None:
-        """Return the first clobber of what the policy keeps; None where there is none."""
         return next(filter(None, clobbers.settled(self.changed)), None)
 
     def ask_later(
@@ -405,11 +395,11 @@ _SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.co
 
 
 def rough(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a summary of a tensor: up to 256 of its numbers, their mean and their root mean square, as doubles
-    (as single numbers on MPS).
+    """Return a summary of a tensor: up to 256 of its numbers, and the mean and the root mean square of them
+    all, as doubles (as single numbers on MPS).
 
-    The mean and the root mean square are of all its numbers. Returns None for an empty tensor, for one of other numbers
-    than `_SUMMED`, and for one whose dimensions have names, which few operators take (torch 2.10 to 2.12).
+    Returns None for an empty tensor, for one of other numbers than `_SUMMED`, and for one whose dimensions have names,
+    which few operators take (torch 2.10 to 2.12).
     """
     if any(getattr(tensor, "names", ())) or not tensor.numel() or tensor.dtype not in _SUMMED:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Any, Literal
 from weakref import ref
 
 import torch
@@ -31,13 +31,6 @@ class PolicySave(Aside):
     unchecked: Literal["", "hooks", "ctx", "policy"] = "policy"
 
 
-class _Wrapper(Protocol):
-    """PyTorch's record of one tensor that a policy keeps (`_VersionWrapper`)."""
-
-    val: object
-    get_val: Callable[[bool], object]
-
-
 def arm(context: Context, way: Way) -> None:
     """Watch what policies keep until the recorder disarms.
 
@@ -46,7 +39,7 @@ def arm(context: Context, way: Way) -> None:
     wrapper = private.lookup("utils.checkpoint._VersionWrapper")
     native = wrapper.get_val
 
-    def kept(_: None, made: _Wrapper, *__: object, **___: object) -> None:
+    def kept(_: None, made: Any, *__: object, **___: object) -> None:
         if context.thread.watched and isinstance(made.val, torch.Tensor):
             save, itself = _save_of(context, made.val, caller()), ref(made)
             if save is not None:
@@ -121,7 +114,6 @@ def _note_writes(context: Context, save: PolicySave) -> None:
 
 
 def _refused(context: Context, save: PolicySave, error: RuntimeError) -> None:
-    """Report a tensor whose version has moved, of which PyTorch has raised `error`."""
     if context.bus.listeners:
         found = clobbers.clobber_of(save, None, reading(), context.memory)
         found = replace(found, message=str(error))

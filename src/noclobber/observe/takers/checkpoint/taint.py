@@ -242,7 +242,6 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
         return (node for node in graph.walk(graph.roots_of(outputs)) if node._sequence_nr() >= self._first)
 
     def _saves(self, outputs: Iterable[torch.Tensor]) -> Iterator[tuple[Node, object]]:
-        """Yield what the region's own nodes have saved: a node, and a handle or tensor."""
         for node in self._nodes(outputs):
             for saved in graph.saves_of_or_gone(node):
                 content = graph.content(saved)

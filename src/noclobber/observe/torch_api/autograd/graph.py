@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -32,17 +32,6 @@ MANY_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0")
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
 
 
-class RawSave(Protocol):
-    """PyTorch's SavedTensor."""
-
-    @property
-    def data(self) -> object:
-        """The saved tensor or what a pack hook returned for it, without a version check (torch 2.13).
-
-        Raises RuntimeError once it is released.
-        """
-
-
 class Saved(NamedTuple):
     """A saved tensor of a node. `position` is its place where the node keeps a list under this name, else None."""
 
@@ -50,7 +39,9 @@ class Saved(NamedTuple):
     field: str
     attribute: str
     position: int | None
-    raw: RawSave
+    raw: Any
+    """PyTorch's SavedTensor. Its `data` is the saved tensor, or what a pack hook returned for it, without a version
+    check (torch 2.13). It raises RuntimeError once it is released."""
 
 
 class Stale(NamedTuple):
@@ -164,7 +155,6 @@ def saves_of(node: Node) -> Iterator[Saved]:
 
 @lru_cache(maxsize=1024)
 def _attributes(kind: type) -> tuple[str, ...]:
-    """Return the attributes under which nodes of a class keep tensors."""
     return tuple(attribute for attribute in dir(kind) if attribute.startswith("_raw_saved_"))
 
 

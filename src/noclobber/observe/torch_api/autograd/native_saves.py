@@ -14,7 +14,6 @@ from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.dispatch.modes import aside, no_modes
 from noclobber.observe.torch_api.dispatch.spare_key import unlogged
-from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import tensor_state
 
 
@@ -33,8 +32,7 @@ def make(tensor: torch.Tensor) -> Save:
     if before_2_12.is_used():
         with unlogged(), no_modes(), modes.plain():
             return before_2_12.SavedByNode(tensor)
-    made: Save = torch._C._autograd._make_saved_tensor(tensor, is_output=False)
-    return made
+    return torch._C._autograd._make_saved_tensor(tensor, is_output=False)
 
 
 def connected(tensor: torch.Tensor) -> Save | None:
@@ -91,13 +89,6 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 def raw(save: Save) -> object:
     """Return PyTorch's SavedTensor of a save that `make` made."""
     return getattr(save, "raw", save)
-
-
-@passed_over
-def unpacked(save: Save) -> torch.Tensor:
-    """Return the tensor that a save of PyTorch's own gives back."""
-    tensor: torch.Tensor = save.unpack()
-    return tensor
 
 
 @contextmanager

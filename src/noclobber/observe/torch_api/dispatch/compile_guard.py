@@ -24,44 +24,31 @@ _MODULES = ("torch._C._dynamo.eval_frame", "torch._dynamo.eval_frame", "torch._d
 """The modules in which torch.compile looks up `set_eval_frame`."""
 
 
-class Regions:
-    """Calls `enter` when the first thread enters a compiled region and `leave` when the last thread has left."""
+def around_regions(enter: Callable[[], object], leave: Callable[[], object]) -> Callable[[], None]:
+    """Call `enter` when the first thread enters a compiled region and `leave` when the last thread has left. Return
+    what ends that: torch.compile's module may have been imported meanwhile with our function in it."""
+    # With it torch.compile begins (a callback, or False) and ends (None) to look at the frames of a thread.
+    native: Callable[[object], object] = private.lookup("_C._dynamo.eval_frame.set_eval_frame")
+    inside, here = set[int](), threading.get_ident
 
-    def __init__(self, enter: Callable[[], object], leave: Callable[[], object]) -> None:
-        self._enter = enter
-        self._leave = leave
-        self._inside: set[int] = set()
-        self._native: Callable[[object], object] = private.lookup("_C._dynamo.eval_frame.set_eval_frame")
-        """With it torch.compile begins (a callback, or False) and ends (None) to look at the frames of a thread."""
-        self._ours: Callable[[object], object] | None = None
+    def set_eval_frame(callback: object) -> object:
+        # None of noclobber's code may run once there is a callback: it would be compiled.
+        if callback is not None:
+            if not inside:
+                enter()
+            inside.add(here())
+            return native(callback)
+        before = native(None)
+        if before is not None:  # it is None while a frame is being compiled
+            inside.discard(here())
+            if not inside:
+                leave()
+        return before
 
-    def listen(self) -> None:
-        """Begin to listen."""
-        native, inside, enter, leave = self._native, self._inside, self._enter, self._leave
-        here = threading.get_ident
-
-        def set_eval_frame(callback: object) -> object:
-            # None of noclobber's code may run once there is a callback: it would be compiled.
-            if callback is not None:
-                if not inside:
-                    enter()
-                inside.add(here())
-                return native(callback)
-            before = native(None)
-            if before is not None:  # it is None while a frame is being compiled
-                inside.discard(here())
-                if not inside:
-                    leave()
-            return before
-
-        # The functions that it calls may be looked at: skipping them would set the callback again at its end.
-        never_compile(set_eval_frame, nor_its_calls=False)
-        self._ours = set_eval_frame
-        _replace(native, set_eval_frame)
-
-    def stop(self) -> None:
-        """Stop listening. torch.compile's module may have been imported meanwhile with our function in it."""
-        _replace(self._ours, self._native)
+    # The functions that it calls may be looked at: skipping them would set the callback again at its end.
+    never_compile(set_eval_frame, nor_its_calls=False)
+    _replace(native, set_eval_frame)
+    return lambda: _replace(set_eval_frame, native)
 
 
 def skip_ours(patches: Patches) -> Callable[[], None]:

@@ -27,6 +27,13 @@ def no_modes() -> AbstractContextManager[object]:
     return _without_modes() if _modes_on_stack() else nullcontext()
 
 
+@contextmanager
+def trial() -> Iterator[None]:
+    """Let a trial of noclobber's own make a graph, outside of the write log and unseen by the program's modes."""
+    with torch.inference_mode(False), torch.enable_grad(), unlogged(), no_modes(), plain():
+        yield
+
+
 def push_mode(mode: object) -> None:
     """Put a mode on this thread's stack, for whoever restores the stack to take off."""
     private.lookup("_C._push_on_torch_dispatch_stack")(mode)
