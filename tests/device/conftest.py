@@ -20,16 +20,18 @@ _KEPT: dict[str, Any] = {}
 """The connection to that process, while there is one."""
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        sham.NAME,
-        pytest.param("cuda", marks=pytest.mark.gpu),
-        pytest.param("mps", marks=pytest.mark.gpu),
-    ]
-)
+OTHERS = [sham.NAME, pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("mps", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=["cpu", *OTHERS])
 def device(request: pytest.FixtureRequest) -> str:
     """Where the tensors of a test are."""
+    return str(request.param)
+
+
+@pytest.fixture(params=OTHERS)
+def other_device(request: pytest.FixtureRequest) -> str:
+    """The same in a test that compares with the CPU."""
     return str(request.param)
 
 
@@ -43,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _device_of(item: pytest.Item) -> str:
     given = getattr(item, "callspec", None)
-    return "" if given is None else str(given.params.get("device", ""))
+    return "" if given is None else str(given.params.get("device", given.params.get("other_device", "")))
 
 
 @pytest.hookimpl(tryfirst=True)

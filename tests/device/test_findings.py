@@ -656,8 +656,8 @@ ALL = OWN + [one for one in test_never_wrong.RAISING if one is not test_never_wr
 
 @pytest.mark.parametrize("mode", SEEING)
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.__name__)
-def test_the_findings_are_those_of_the_cpu(program, mode, device):
-    here, there = run(program, "cpu", mode), run(program, device, mode)
+def test_the_findings_are_those_of_the_cpu(program, mode, other_device):
+    here, there = run(program, "cpu", mode), run(program, other_device, mode)
     assert there.words == here.words
     assert there.story == here.story
     assert there.lost == ()
@@ -678,10 +678,10 @@ def test_what_comes_of_it_is_what_comes_of_it_bare(program, mode, device):
 
 
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.__name__)
-def test_preserve_does_what_it_does_on_the_cpu(program, device):
-    here, there = run(program, "cpu", "preserve"), run(program, device, "preserve")
+def test_preserve_does_what_it_does_on_the_cpu(program, other_device):
+    here, there = run(program, "cpu", "preserve"), run(program, other_device, "preserve")
     assert there.words == here.words
     assert len(there.tensors) == len(here.tensors)
-    for one, other in zip(here.tensors, there.tensors, strict=True) if device == sham.NAME else ():
+    for one, other in zip(here.tensors, there.tensors, strict=True) if other_device == sham.NAME else ():
         # Other devices draw other random numbers.
         torch.testing.assert_close(other.cpu(), one.cpu(), rtol=1e-4, atol=1e-5)

@@ -252,16 +252,16 @@ OTHERWISE = [
 """The sham device has its own casts, draws for a dropout in its own way, and computes attention from its parts."""
 
 
-@pytest.mark.parametrize("device", [sham.NAME])  # which draws the random numbers of the CPU
+@pytest.mark.parametrize("other_device", [sham.NAME])  # which draws the random numbers of the CPU
 @pytest.mark.parametrize("program", [one for one in ALL if one not in OTHERWISE], ids=lambda program: program.__name__)
-def test_the_values_are_those_of_the_cpu(program, device):
-    here, there = run(program, "cpu"), run(program, device)
+def test_the_values_are_those_of_the_cpu(program, other_device):
+    here, there = run(program, "cpu"), run(program, other_device)
     assert len(here.tensors) == len(there.tensors)
     for one, other in zip(here.tensors, there.tensors, strict=True):
         torch.testing.assert_close(other.cpu(), one.cpu(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.__name__)
-def test_no_more_goes_unseen_than_on_the_cpu(program, device):
-    here, there = run(program, "cpu", "contents"), run(program, device, "contents")
+def test_no_more_goes_unseen_than_on_the_cpu(program, other_device):
+    here, there = run(program, "cpu", "contents"), run(program, other_device, "contents")
     assert set(there.unseen) <= set(here.unseen)
