@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.model.seen.silent import Moved
-from noclobber.model.source import Span
+from noclobber.model.source import Span, source_text
 from noclobber.syntax.names import attributes, dotted, uses_in
 from noclobber.syntax.tree import FUNCTION, File, Placed, file_at, walk
 
@@ -45,10 +45,8 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
 
 
 def _files(moved: Moved, sources: Sequence[str]) -> Iterator[File]:
-    for path in sources:
-        file = file_at(path)
-        if file is not None and moved.attribute in file.text:
-            yield file
+    naming = (path for path in sources if moved.attribute in source_text(path))  # to parse takes far longer
+    yield from (file for file in map(file_at, naming) if file is not None)
 
 
 def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
