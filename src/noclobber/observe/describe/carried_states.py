@@ -53,10 +53,11 @@ def carried(
         if not _is_alike(edge, held.value):
             return False
         is_same = edge.node.name() == node.name() and edge.output == held.value.output_nr
-        as_far = is_same and now - node._sequence_nr() == distances[edge]
-        place = memory.place_of(node._sequence_nr())
+        if is_same and now - node._sequence_nr() == distances[edge]:
+            return True
+        place = memory.place_of(node._sequence_nr()) if is_same else None
         at_one_place = place is not None and place == memory.place_of(edge.node._sequence_nr())
-        return as_far or (is_same and at_one_place) or _computes_itself(held, edge, node)
+        return at_one_place or _computes_itself(held, edge, node)
 
     with modes.plain():
         for held in reachable(user_frames(frame)):
