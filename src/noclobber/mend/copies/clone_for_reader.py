@@ -422,9 +422,8 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
     is_given = bool(handed and all(handed))
-    # Where the file only calls the module, no hook has what it computes inside.
-    is_called = all(called_by(file, one) for one in mentioned(file, last_name(save.func)))
-    is_given |= set(scene.finding.fields) <= {*_FIRST} and is_called
+    if set(scene.finding.fields) <= {*_FIRST}:  # no hook has what a module computes inside that the file only calls
+        is_given |= all(called_by(file, one) for one in mentioned(file, last_name(save.func)))
     if ((made is not None and is_given and scene.kind == "tensor") or is_own) and len(values(save)) == 1:
         return save.args
     # What a module holds is written in the call of the module: no argument of that call is it.
