@@ -122,7 +122,6 @@ _AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast",
 
 
 def _calls_of(file: File, call: ast.Call) -> list[ast.Call]:
-    """All calls of what a call calls."""
     around = file.class_of(call) if isinstance(call.func, ast.Attribute) else None
     return [one for one in calls(around or file.tree, called(call)) if ast.dump(one.func) == ast.dump(call.func)]
 
