@@ -207,7 +207,7 @@ def _kept_by_ctx(scene: Scene, file: File, row: ast.stmt | None) -> Change | Non
     is_over = all(is_function(one) or is_method(one) or dotted(owner(one)) == "ctx" for one in called_below)
     if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
         return None
-    kept = [one for one in walk(around, ast.Attribute) if one.attr == target.attr and one is not target]
+    kept = [one for one in attributes(around, target.attr) if one is not target]
     if not all(_is_only_read(file, one) for one in kept):
         return None
     filled = {line for one in scope.body[: scope.body.index(row)] for line in lines_in(one)}
@@ -236,7 +236,7 @@ def _carries_on(scene: Scene, file: File) -> bool:
     if tensor is None or not tensor.is_state:
         return False
     last = without_indexes(tensor.name or "").removesuffix("[]").rpartition(".")[2]
-    held = (one for one in attributes(file, last) if getattr(file.scope(one), "name", "") != "__init__")
+    held = (one for one in attributes(file.tree, last) if getattr(file.scope(one), "name", "") != "__init__")
     return not any(_cuts(file, one) for one in held)
 
 

@@ -33,6 +33,7 @@ from noclobber.model.seen.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
     UNRECORDING,
+    attributes,
     call_of,
     called,
     calls,
@@ -236,11 +237,9 @@ def _apart(scene: Scene, file: File, rows: Sequence[ast.stmt]) -> set[str]:
 def _uses_gradients(file: File, node: ast.AST) -> bool:
     """Return True if a statement or function reads or changes gradients, or steps, by its text."""
     names = {called(one) for one in walk(node, ast.Call) if not _is_of_object(file, one)}
-    given = [
-        row for row in walk(file.tree, ast.Assign) if any(one.attr == "grad" for one in walk(row.value, ast.Attribute))
-    ]
+    given = [row for row in walk(file.tree, ast.Assign) if attributes(row.value, "grad")]
     held = {"grad"} | {one.attr for row in given for one in row.targets if isinstance(one, ast.Attribute)}
-    if any(one.attr in held for one in walk(node, ast.Attribute)):
+    if attributes(node, *held):
         return True
     if any(one.value == "grad" for one in walk(file.tree, ast.Constant)):
         return True  # `getattr(weight, "grad")`, `attrgetter("grad")`

@@ -138,7 +138,7 @@ def _does_more(row: ast.stmt) -> bool:
 def _is_more(row: ast.stmt) -> bool:
     if (call := call_of(row)) is not None:
         return called(call) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
-    return isinstance(row, ast.Assign) and any(one.attr == "data" for one in walk(row, ast.Attribute))
+    return isinstance(row, ast.Assign) and attributes(row, "data") != []
 
 
 def _swapped(
@@ -424,9 +424,9 @@ def _freezes(file: File) -> bool:
     given: list[ast.expr | None] = [one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad"]
     given += [one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1]
     given += [value_given(file, one) for one in attributes_set(file, "requires_grad")]
-    switched = [called_by(file, one) for one in attributes(file, "requires_grad_")]
+    switched = [called_by(file, one) for one in attributes(file.tree, "requires_grad_")]
     given += [value for one in switched if one is not None for value in values(one)]
-    return None in switched or not all(map(is_true, given)) or attributes(file, "from_pretrained") != []
+    return None in switched or not all(map(is_true, given)) or attributes(file.tree, "from_pretrained") != []
 
 
 def _is_one_of(file: File, module: ast.expr | None, modules: set[str]) -> bool:
@@ -561,5 +561,4 @@ def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> I
 
 
 def _uses_gradients(row: ast.stmt) -> bool:
-    named = any(one.attr == "grad" for one in walk(row, ast.Attribute))
-    return named or bool(calls(row, "step", "backward", *_USING))
+    return bool(attributes(row, "grad") or calls(row, "step", "backward", *_USING))
