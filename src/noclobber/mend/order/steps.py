@@ -33,6 +33,7 @@ from noclobber.mend.holders.making import (
     MODULES,
     bound_to,
     is_function,
+    is_of_object,
     is_tensors,
     module_called,
 )
@@ -379,12 +380,8 @@ def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Se
     if of is None or call.args:  # `env.step(action)`
         return file.scope(call) is not file.scope(step)
     made = bound_to(file, of, call)
-    given = made.args[:1] if made is not None else []
-    classes = [one for one in walk(file.tree, ast.ClassDef) if one.name == called(made)]
-    return _same(of, optimizers[1]) or (
-        any(_same(one, other) for one in given for other in optimizers)
-        or any(method.name == "step" for one in classes for method in functions(one))
-    )
+    is_of_scheduler = made is not None and any(_same(one, other) for one in made.args[:1] for other in optimizers)
+    return _same(of, optimizers[1]) or is_of_scheduler or is_of_object(file, call)
 
 
 def _stepped_by(file: File, call: ast.Call) -> set[str]:
