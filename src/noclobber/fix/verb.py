@@ -344,7 +344,6 @@ def _line(finding: Finding) -> str:
 
 
 def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
-    """Write the patch if it may be written."""
     if done.left and not _outside(done.patch):
         left = counted(len(done.left), "finding")
         fixed.words.append(f"noclobber: nothing written: {left} would be left; the diff is above")

@@ -122,16 +122,14 @@ _AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast",
 
 
 def _calls_of(file: File, call: ast.Call) -> list[ast.Call]:
-    """All calls of what a call calls."""
     around = file.class_of(call) if isinstance(call.func, ast.Attribute) else None
     return [one for one in calls(around or file.tree, called(call)) if ast.dump(one.func) == ast.dump(call.func)]
 
 
 def _fits(finding: Finding, file: File, call: ast.Call, writes: bool) -> bool:
     """Return True if the result of a call is used, and nothing else reads its argument if the call writes it."""
-    if len(call.args) != 1 or call.keywords or isinstance(file.above[call], ast.Expr):
-        return False
-    return not writes or _is_last_use(finding, file, call, call.args[0])
+    is_used = len(call.args) == 1 and not call.keywords and not isinstance(file.above[call], ast.Expr)
+    return is_used and (not writes or _is_last_use(finding, file, call, call.args[0]))
 
 
 def _is_last_use(finding: Finding, file: File, call: ast.Call, argument: ast.expr) -> bool:

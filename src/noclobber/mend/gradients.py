@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from noclobber.syntax.names import called, called_by, dotted, gone_through, is_stored, owner
+from noclobber.syntax.names import attributes, called, called_by, dotted, gone_through, is_stored, owner
 from noclobber.syntax.tree import File, functions, walk
 
 ASKING = ("parameters", "named_parameters")
@@ -32,7 +32,7 @@ def reads_other_gradients(file: File, is_known: IsKnown) -> bool:
 
 def read_in(file: File) -> list[ast.Attribute]:
     """Where a file reads a `.grad`. `autograd.grad(...)` is none."""
-    held = [one for one in walk(file.tree, ast.Attribute) if one.attr == "grad" and not is_stored(file, one)]
+    held = (one for one in attributes(file.tree, "grad") if not is_stored(file, one))
     return [one for one in held if called_by(file, one) is None]
 
 

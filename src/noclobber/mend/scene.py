@@ -12,7 +12,7 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 from noclobber.model.source import Owner, Span, owner_of, source_text
-from noclobber.syntax.names import called, calls, names_used, optimizer_of, owner
+from noclobber.syntax.names import attributes, called, calls, names_used, optimizer_of, owner
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
 from noclobber.syntax.writes import WriteSyntax, write_at
 
@@ -261,7 +261,7 @@ def hides(target: ast.expr | None) -> list[tuple[ast.expr, ast.expr]]:
     """The `t.data` and `t.detach()` in a target, each with its `t`."""
     if target is None:
         return []
-    read = [(one, one.value) for one in walk(target, ast.Attribute) if one.attr == "data"]
+    read = [(one, one.value) for one in attributes(target, "data")]
     return [*read, *[(one, held) for one in calls(target, "detach") if (held := owner(one)) is not None]]
 
 

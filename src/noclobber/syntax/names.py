@@ -256,14 +256,14 @@ def is_declared(scope: ast.AST, name: str) -> bool:
     return any(name in getattr(one, "names", ()) for one in within(scope, ast.Global, ast.Nonlocal))
 
 
-def attributes(file: File, *names: str) -> list[ast.Attribute]:
-    """Where a file has attributes of some names, of any object."""
-    return [one for one in walk(file.tree, ast.Attribute) if one.attr in names]
+def attributes(node: ast.AST, *names: str) -> list[ast.Attribute]:
+    """The attributes of some names, of any object, in and below a node."""
+    return [one for one in walk(node, ast.Attribute) if one.attr in names]
 
 
 def attributes_set(file: File, *names: str) -> list[ast.Attribute]:
-    """Where a file sets them, adds to them or deletes them."""
-    return [one for one in attributes(file, *names) if not isinstance(one.ctx, ast.Load)]
+    """Where a file sets such attributes, adds to them or deletes them."""
+    return [one for one in attributes(file.tree, *names) if not isinstance(one.ctx, ast.Load)]
 
 
 def set_later(file: File, *names: str) -> list[ast.Attribute]:

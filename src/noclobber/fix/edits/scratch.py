@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.syntax.compiling import parsed
-from noclobber.syntax.names import called, calls, is_given
+from noclobber.syntax.names import attributes, called, calls, is_given
 from noclobber.syntax.tree import walk
 
 _ALL_BUFFERS = ("buffers", "named_buffers", "getattr", "vars", "eval", "exec")
@@ -37,7 +37,7 @@ def _registered(tree: ast.Module) -> Iterator[str]:
 
 def _read(tree: ast.Module, names: set[str]) -> set[str]:
     """Return those of some buffers that a file may read."""
-    if calls(tree, *_ALL_BUFFERS) or any(one.attr in ("__dict__", "_buffers") for one in walk(tree, ast.Attribute)):
+    if calls(tree, *_ALL_BUFFERS) or attributes(tree, "__dict__", "_buffers"):
         return names
     registered = [one.args[0] for one in calls(tree, "register_buffer") if one.args]
     read = {one.attr for one in walk(tree, ast.Attribute) if isinstance(one.ctx, ast.Load)}

@@ -316,7 +316,8 @@ class Prover:
             for kind in kinds_for(stage.codes, stage.after)[:1]:
                 stage.references.get(kind)
         ends = [self.search, *(one.result for stage in self._stages for one in stage.references.known())]
-        return any(one.ends_like(result) and not _is_ours(one) for one in ends)
+        others = [one for one in ends if not one.error.startswith("ClobberError") and not one.findings]
+        return any(one.ends_like(result) for one in others)
 
     def _is_enough(self, compared: comparison.Comparison, reference: Result, result: Result) -> bool:
         """Return True if enough backward calls were compared: those up to the finding, and all that were asked for
@@ -341,10 +342,6 @@ class Prover:
             or comparison.besides(once.events, twice.events, exact=compared.exact)
             or printed.difference(once.result, twice.result)
         )
-
-
-def _is_ours(result: Result) -> bool:
-    return result.error.startswith("ClobberError") or bool(result.findings)
 
 
 def _counted(compared: comparison.Comparison, words: str) -> str:

@@ -9,7 +9,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
-from noclobber.syntax.names import called, calls, dotted, owner, parameters, returned
+from noclobber.syntax.names import attributes, called, calls, dotted, owner, parameters, returned
 from noclobber.syntax.tree import FUNCTION, walk
 from noclobber.syntax.writes import OPERATORS, PLAIN, out_of_place
 
@@ -46,9 +46,8 @@ def saved_for_backward(scene: Scene) -> Iterator[Change]:
         stored = statement.targets[0]
         attribute = dotted(stored)
         ctx = attribute.partition(".")[0]
-        mentioned = list(walk(owner, ast.Attribute))
-        uses = [one for one in mentioned if dotted(one) == attribute and one is not stored]
-        saves = [one for one in mentioned if one.attr in ("save_for_backward", "saved_tensors")]
+        uses = [one for one in walk(owner, ast.Attribute) if dotted(one) == attribute and one is not stored]
+        saves = attributes(owner, "save_for_backward", "saved_tensors")
         if not saves and uses and attribute.count(".") == 1:
             edits = [replace(file, statement, f"{ctx}.save_for_backward({statement.value.id})")]
             edits += [replace(file, one, f"{ctx}.saved_tensors[0]") for one in uses]

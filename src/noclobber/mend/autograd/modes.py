@@ -13,7 +13,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.syntax.edits import replace
-from noclobber.syntax.names import called_by, dotted, last_name, mentions
+from noclobber.syntax.names import attributes, called_by, dotted, last_name, mentions
 from noclobber.syntax.tree import File, walk
 
 
@@ -33,9 +33,7 @@ def recorded(scene: Scene) -> Iterator[Change]:
 
 def _as_no_grad(file: File) -> Iterator[Edit]:
     """Each `torch.inference_mode`, called or not, as `torch.no_grad()`."""
-    for one in walk(file.tree, ast.Attribute):
-        if one.attr != "inference_mode":
-            continue
+    for one in attributes(file.tree, "inference_mode"):
         owner, call = dotted(one).removesuffix(last_name(one)), called_by(file, one)
         if call is not None:
             plain = all(isinstance(each, ast.Constant) and each.value is True for each in call.args)

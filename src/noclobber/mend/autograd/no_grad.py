@@ -31,6 +31,7 @@ from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
 from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
+    attributes,
     attributes_set,
     call_of,
     called,
@@ -150,7 +151,7 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     loop = next(iter(file.loops(found)), None)
     if loop is None or differentiates(file):
         return None
-    grads = [one for one in walk(loop, ast.Attribute) if one.attr == "grad" and dotted(one.value) == write.name]
+    grads = [one for one in attributes(loop, "grad") if dotted(one.value) == write.name]
     if not grads or _descends(file, found) or not all(map(_only_computes, walk(loop, ast.Call))):
         return None
     if any(one.lineno != one.end_lineno for one in walk(loop, ast.Constant)):
@@ -315,7 +316,7 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     again = [one for one in again if getattr(file.above[one], "attr", "") != "grad"]
     loops = file.loops(found)
     again = [one for one in again if starts(one) >= ends(found) or not set(loops).isdisjoint(file.around(one))]
-    if any(one.attr == "grad" and dotted(one.value) == name for one in walk(scope, ast.Attribute)):
+    if any(dotted(one.value) == name for one in attributes(scope, "grad")):
         return False
     if again and any(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) for one in held):
         return True

@@ -153,7 +153,7 @@ def _named(node: ast.expr | None) -> str:
 def _writes_own(file: File, buffer: str) -> bool:
     """Return True if the file does not make a buffer, or if an object may write its own, or give it away."""
     made = [ast.unparse(given) for one in calls(file.tree, "register_buffer") for given in one.args[:1]]
-    own = [one for one in attributes(file, buffer) if dotted(one) == f"self.{buffer}"]
+    own = [one for one in attributes(file.tree, buffer) if dotted(one) == f"self.{buffer}"]
     rows = [row for one in own if (row := file.statement(one)) is not None]
     written = any(write_in(file, row).name == f"self.{buffer}" for row in rows)
     return written or repr(buffer) not in made or not all(keeps_nothing(file, one, returned=False) for one in own)

@@ -77,9 +77,10 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
 def _writes_part(file: File, name: str, row: ast.stmt) -> bool:
     if isinstance(row, ast.Assign):
         return isinstance(row.targets[0], ast.Subscript) and dotted(base_of(row.targets[0])) == name
-    write = write_in(file, row) if not hasattr(row, "body") else None
-    is_named = write is not None and write.name == name
-    return is_named and write is not None and (isinstance(row, ast.AugAssign) or write.call is not None)
+    if hasattr(row, "body"):
+        return False
+    write = write_in(file, row)
+    return write.name == name and (isinstance(row, ast.AugAssign) or write.call is not None)
 
 
 def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:

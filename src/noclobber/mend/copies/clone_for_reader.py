@@ -207,7 +207,7 @@ def _kept_by_ctx(scene: Scene, file: File, row: ast.stmt | None) -> Change | Non
     is_over = all(is_function(one) or is_method(one) or dotted(owner(one)) == "ctx" for one in called_below)
     if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
         return None
-    kept = [one for one in walk(around, ast.Attribute) if one.attr == target.attr and one is not target]
+    kept = [one for one in attributes(around, target.attr) if one is not target]
     if not all(_is_only_read(file, one) for one in kept):
         return None
     filled = {line for one in scope.body[: scope.body.index(row)] for line in lines_in(one)}
@@ -236,7 +236,7 @@ def _carries_on(scene: Scene, file: File) -> bool:
     if tensor is None or not tensor.is_state:
         return False
     last = without_indexes(tensor.name or "").removesuffix("[]").rpartition(".")[2]
-    held = (one for one in attributes(file, last) if getattr(file.scope(one), "name", "") != "__init__")
+    held = (one for one in attributes(file.tree, last) if getattr(file.scope(one), "name", "") != "__init__")
     return not any(_cuts(file, one) for one in held)
 
 
@@ -422,9 +422,8 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
         return []
     handed = [one.handed is not None and one.handed.by in SHARES for one in scene.finding.writes]
     is_given = bool(handed and all(handed))
-    # Where the file only calls the module, no hook has what it computes inside.
-    is_called = all(called_by(file, one) for one in mentioned(file, last_name(save.func)))
-    is_given |= set(scene.finding.fields) <= {*_FIRST} and is_called
+    if set(scene.finding.fields) <= {*_FIRST}:  # no hook has what a module computes inside that the file only calls
+        is_given |= all(called_by(file, one) for one in mentioned(file, last_name(save.func)))
     if ((made is not None and is_given and scene.kind == "tensor") or is_own) and len(values(save)) == 1:
         return save.args
     # What a module holds is written in the call of the module: no argument of that call is it.

@@ -48,7 +48,6 @@ from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functio
 from noclobber.syntax.writes import WriteSyntax, base_of, is_number
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
-_EXPANDS_ALL = (*_EXPANDS, "broadcast_tensors", "meshgrid")
 SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 """What gives a tensor on the memory of an array."""
 
@@ -61,13 +60,12 @@ def expanded(scene: Scene) -> Iterator[Change]:
     title = "give the expanded tensor its own bytes"
     for write in scene.writes() if scene.code == "NC307" else ():
         cost, made = -1 if "." in write.name else 2, definition(write.file, write.base, write.statement)
-        if made is not None and any(called(one) in _EXPANDS_ALL for one in walk(made, ast.Call)):
+        if made is not None and calls(made, *_EXPANDS, "broadcast_tensors", "meshgrid"):
             yield Change(title, (append(write.file, made, ".clone()"),), cost)
             continue
         for file in scene.files():
-            for one in walk(file.tree, ast.Call):
-                if called(one) in _EXPANDS:
-                    yield Change(title, (append(file, one, ".clone()"),), cost)
+            for one in calls(file.tree, *_EXPANDS):
+                yield Change(title, (append(file, one, ".clone()"),), cost)
 
 
 def not_shared(scene: Scene) -> Iterator[Change]:
@@ -79,9 +77,8 @@ def not_shared(scene: Scene) -> Iterator[Change]:
             elif called(one) in ("numpy", "__array__"):
                 yield Change("give numpy a copy", (append(place.file, one, ".copy()"),), 1)
     for file in scene.files() if scene.code == "NC202" else ():
-        for one in walk(file.tree, ast.Call):
-            if called(one) in SHARES:
-                yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
+        for one in calls(file.tree, *SHARES):
+            yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
 
 
 def apart(scene: Scene) -> Iterator[Change]:
@@ -97,7 +94,7 @@ def apart(scene: Scene) -> Iterator[Change]:
         if not given or not all(_is_aside(write.file, one) for one in given):
             return
         for one in given:
-            copy = ".copy()" if any(called(each) == "numpy" for each in walk(one, ast.Call)) else ".clone()"
+            copy = ".copy()" if calls(one, "numpy") else ".clone()"
             edits[append(write.file, one, copy)] = write.name
     if edits and not scene.is_refused:
         names = [f"`{one}`" for one in dict.fromkeys(edits.values())]
@@ -197,7 +194,7 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
     writes = scene.writes() if scene.code == "NC304" else []
     for file in dict.fromkeys([*(write.file for write in writes), *(scene.files() if writes else ())]):
         for function in functions(file.tree):
-            taken = any(called(one) in VIEWS | SPLITS for one in walk(function, ast.Call))
+            taken = calls(function, *VIEWS, *SPLITS) != []
             inside = any(function in file.around(write.node) for write in writes)
             if inside or not (taken or any(True for _ in walk(function, ast.Subscript))):
                 continue

@@ -40,6 +40,7 @@ from noclobber.syntax.names import (
     last_name,
     names_used,
     only_target,
+    owner,
     parameters,
     root_of,
     targets,
@@ -123,20 +124,19 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
         if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
         also |= others
-    taken = {name for one in bound for name in _taken_over(file, value_given(file, one) or _divided(file, one))}
+    rows = [(value_given(file, one), getattr(file.statement(one), "value", None)) for one in bound]
+    taken = {name for value, whole in rows for name in _taken_over(file, value or _divided(whole))}
     given = [one for one in taken.intersection(parameters(file.scope(write))) if _binding(file, one, write) is None]
     return all(is_over(file, one, write, at or write) for one in also.difference(names)) and all(
         _is_given_alone(file, one, file.scope(write)) for one in given
     )
 
 
-def _divided(file: File, name: ast.Name) -> ast.expr | None:
-    """Return what a statement divides of which a name gets a part: `h` of `a, b = h.chunk(2)`."""
-    row = file.statement(name)
-    call = row.value if isinstance(row, ast.Assign) else None
-    if not isinstance(call, ast.Call) or called(call) not in SPLITS or not isinstance(call.func, ast.Attribute):
+def _divided(value: ast.expr | None) -> ast.expr | None:
+    """`h` of `h.chunk(2)` and of `torch.chunk(h, 2)`; None for what divides nothing."""
+    if not isinstance(value, ast.Call) or called(value) not in SPLITS or (of := owner(value)) is None:
         return None
-    return call.args[0] if is_namespace(call.func.value) and call.args else call.func.value
+    return value.args[0] if is_namespace(of) and value.args else of
 
 
 def _taken_over(file: File, value: ast.expr | None) -> set[str]:
@@ -150,10 +150,10 @@ def _taken_over(file: File, value: ast.expr | None) -> set[str]:
 
 def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     """Return True if the file mentions a function only to call it, and reads nothing again of what is given to it."""
-    owner = file.class_of(function)
+    around = file.class_of(function)
     given: list[ast.expr | None] = [*given_for(file, name, function)] or [None]
-    if isinstance(function, FUNCTION) and function.name == "forward" and owner and not function.decorator_list:
-        runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, owner))
+    if isinstance(function, FUNCTION) and function.name == "forward" and around and not function.decorator_list:
+        runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, around))
         given = [given_by(file, one, name, function) for one in runs]
     if isinstance(function, (ast.Module, ast.Lambda)):
         return False
@@ -161,7 +161,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
         return is_first and all(one is not None and _is_given_last(file, one) for one in given)
 
 
-def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef) -> bool:
+def _may_run(file: File, call: ast.Call, forward: Function, around: ast.ClassDef) -> bool:
     """Return True if a call with arguments may run the `forward` of this class, also as a part of another module."""
     func = run_by(call)
     if func is call.func and not _fits(file, call, forward):
@@ -170,7 +170,7 @@ def _may_run(file: File, call: ast.Call, forward: Function, owner: ast.ClassDef)
         return found is forward
     if func is call.func and (made := module_called(file, call)) is not None:
         of_torch = isinstance(made.func, ast.Attribute) and last_name(made.func.value) == "nn"
-        return owner.name in names_used(made) or has_stars(made) or not of_torch
+        return around.name in names_used(made) or has_stars(made) or not of_torch
     if isinstance(func, ast.Name):
         classes = (one.name for one in walk(file.tree, ast.ClassDef))
         return not (hasattr(builtins, func.id) or func.id in classes)
@@ -243,8 +243,8 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
         return set()
     if (handed := passes_on(file, value)) is not None:
         return aliases(file, handed)
-    if called(value) in SPLITS and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        return aliases(file, value.args[0] if is_namespace(value.func.value) and value.args else value.func.value)
+    if (divided := _divided(value)) is not None:
+        return aliases(file, divided)
     if isinstance(value, ast.Name):
         return {value.id}
     parts: list[ast.expr] = []

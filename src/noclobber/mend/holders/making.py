@@ -220,6 +220,14 @@ def bound_to(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
     return value if isinstance(value, ast.Call) else None
 
 
+def is_of_object(file: File, call: ast.Call) -> bool:
+    """`cooling.step()`: whether a call is of a method of the file, on an object of the class that has it."""
+    of = owner(call)
+    made = called(bound_to(file, of, call)) if of is not None and of in file.above else ""
+    classes = (one for one in walk(file.tree, ast.ClassDef) if made and one.name == made)
+    return any(method.name == called(call) for one in classes for method in functions(one))
+
+
 def _value(file: File, callee: ast.expr, where: ast.AST) -> ast.expr | None:
     """The same of any value."""
     if not isinstance(callee, (ast.Attribute, ast.Name)):

@@ -285,7 +285,7 @@ def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
         bound = [one for one in own if is_stored(file, one)]
         fits = bound and [*bound, *after] == own and not loses_write(first)
         return [one for each in edits for one in each] if fits else []
-    elsewhere = (one for one in attributes(file, short) if one not in own)
+    elsewhere = (one for one in attributes(file.tree, short) if one not in own)
     if any(not is_stored(file, one) for one in elsewhere if one not in [each.target for each in filling]):
         return []
     if after != own or any(is_stored(file, one) for one in own) or short in names_in(scope):

@@ -16,8 +16,8 @@ from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW
 from noclobber.syntax.edits import insert, lines_of, text_of_lines, whole_lines
-from noclobber.syntax.names import called, dotted, is_own, names_in, names_used, owner, values
-from noclobber.syntax.tree import File, ends, last_line, starts, walk, within
+from noclobber.syntax.names import called, calls, dotted, is_own, names_in, names_used, owner, values
+from noclobber.syntax.tree import File, ends, last_line, starts, within
 
 
 def views_later(scene: Scene) -> Iterator[Change]:
@@ -51,7 +51,7 @@ def _only_writes(row: ast.stmt, writing: Sequence[ast.stmt]) -> bool:
     """Return True if a statement is one of some writes that leave the shape, or an `if` around nothing but these."""
     if isinstance(row, ast.If):
         return all(_only_writes(one, writing) for one in (*row.body, *row.orelse))
-    return row in writing and not any(called(one) in TWIN_IS_VIEW for one in walk(row, ast.Call))
+    return row in writing and not calls(row, *TWIN_IS_VIEW)
 
 
 def _are_views(file: File, made: ast.Assign, between: Sequence[ast.stmt]) -> bool:

@@ -23,7 +23,7 @@ from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
-from noclobber.mend.holders.making import bound_to
+from noclobber.mend.holders.making import is_of_object
 from noclobber.mend.order.steps import operands
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
@@ -33,6 +33,7 @@ from noclobber.model.seen.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
     UNRECORDING,
+    attributes,
     call_of,
     called,
     calls,
@@ -53,7 +54,6 @@ from noclobber.syntax.tree import (
     WITH,
     File,
     Place,
-    functions,
     has_text_of_lines,
     last_line,
     place_of,
@@ -236,24 +236,14 @@ def _apart(scene: Scene, file: File, rows: Sequence[ast.stmt]) -> set[str]:
 
 def _uses_gradients(file: File, node: ast.AST) -> bool:
     """Return True if a statement or function reads or changes gradients, or steps, by its text."""
-    names = {called(one) for one in walk(node, ast.Call) if not _is_of_object(file, one)}
-    given = [
-        row for row in walk(file.tree, ast.Assign) if any(one.attr == "grad" for one in walk(row.value, ast.Attribute))
-    ]
+    names = {called(one) for one in walk(node, ast.Call) if not is_of_object(file, one)}
+    given = [row for row in walk(file.tree, ast.Assign) if attributes(row.value, "grad")]
     held = {"grad"} | {one.attr for row in given for one in row.targets if isinstance(one, ast.Attribute)}
-    if any(one.attr in held for one in walk(node, ast.Attribute)):
+    if attributes(node, *held):
         return True
     if any(one.value == "grad" for one in walk(file.tree, ast.Constant)):
         return True  # `getattr(weight, "grad")`, `attrgetter("grad")`
     return any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names)
-
-
-def _is_of_object(file: File, call: ast.Call) -> bool:
-    """`cooling.step()`: whether a call is of a method of the file, on an object of the class that has it."""
-    of = owner(call)
-    made = called(bound_to(file, of, call)) if of is not None and of in file.above else ""
-    classes = (one for one in walk(file.tree, ast.ClassDef) if made and one.name == made)
-    return any(method.name == called(call) for one in classes for method in functions(one))
 
 
 def _passes(file: File, row: ast.stmt, is_own: IsOwn) -> bool:

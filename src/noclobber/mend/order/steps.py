@@ -33,6 +33,7 @@ from noclobber.mend.holders.making import (
     MODULES,
     bound_to,
     is_function,
+    is_of_object,
     is_tensors,
     module_called,
 )
@@ -138,7 +139,7 @@ def _does_more(row: ast.stmt) -> bool:
 def _is_more(row: ast.stmt) -> bool:
     if (call := call_of(row)) is not None:
         return called(call) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
-    return isinstance(row, ast.Assign) and any(one.attr == "data" for one in walk(row, ast.Attribute))
+    return isinstance(row, ast.Assign) and attributes(row, "data") != []
 
 
 def _swapped(
@@ -379,12 +380,8 @@ def _is_no_other_step(file: File, call: ast.Call, step: ast.stmt, optimizers: Se
     if of is None or call.args:  # `env.step(action)`
         return file.scope(call) is not file.scope(step)
     made = bound_to(file, of, call)
-    given = made.args[:1] if made is not None else []
-    classes = [one for one in walk(file.tree, ast.ClassDef) if one.name == called(made)]
-    return _same(of, optimizers[1]) or (
-        any(_same(one, other) for one in given for other in optimizers)
-        or any(method.name == "step" for one in classes for method in functions(one))
-    )
+    is_of_scheduler = made is not None and any(_same(one, other) for one in made.args[:1] for other in optimizers)
+    return _same(of, optimizers[1]) or is_of_scheduler or is_of_object(file, call)
 
 
 def _stepped_by(file: File, call: ast.Call) -> set[str]:
@@ -424,9 +421,9 @@ def _freezes(file: File) -> bool:
     given: list[ast.expr | None] = [one.value for one in walk(file.tree, ast.keyword) if one.arg == "requires_grad"]
     given += [one.args[1] for one in calls(file.tree, "Parameter") if len(one.args) > 1]
     given += [value_given(file, one) for one in attributes_set(file, "requires_grad")]
-    switched = [called_by(file, one) for one in attributes(file, "requires_grad_")]
+    switched = [called_by(file, one) for one in attributes(file.tree, "requires_grad_")]
     given += [value for one in switched if one is not None for value in values(one)]
-    return None in switched or not all(map(is_true, given)) or attributes(file, "from_pretrained") != []
+    return None in switched or not all(map(is_true, given)) or attributes(file.tree, "from_pretrained") != []
 
 
 def _is_one_of(file: File, module: ast.expr | None, modules: set[str]) -> bool:
@@ -561,5 +558,4 @@ def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> I
 
 
 def _uses_gradients(row: ast.stmt) -> bool:
-    named = any(one.attr == "grad" for one in walk(row, ast.Attribute))
-    return named or bool(calls(row, "step", "backward", *_USING))
+    return bool(attributes(row, "grad") or calls(row, "step", "backward", *_USING))

@@ -53,8 +53,11 @@ def carried(
         if not _is_alike(edge, held.value):
             return False
         is_same = edge.node.name() == node.name() and edge.output == held.value.output_nr
-        as_far = is_same and now - node._sequence_nr() == distances[edge]
-        return as_far or (is_same and _is_of_one_place(edge, node, memory)) or _computes_itself(held, edge, node)
+        if is_same and now - node._sequence_nr() == distances[edge]:
+            return True
+        place = memory.place_of(node._sequence_nr()) if is_same else None
+        at_one_place = place is not None and place == memory.place_of(edge.node._sequence_nr())
+        return at_one_place or _computes_itself(held, edge, node)
 
     with modes.plain():
         for held in reachable(user_frames(frame)):
@@ -172,8 +175,3 @@ def _computes_itself(held: Held, edge: Edge, node: Node) -> bool:
             return any(computes_from_itself(row, held.name) for _, row, _ in set_in(codes, held.name))
         near = {one for one, _ in following if one is not None}
     return False
-
-
-def _is_of_one_place(edge: Edge, node: Node, memory: Memory) -> bool:
-    before, place = memory.place_of(edge.node._sequence_nr()), memory.place_of(node._sequence_nr())
-    return place is not None and before == place

@@ -13,7 +13,7 @@ import torch
 from noclobber.model.seen.events import Optimizer
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.writes.optimizer_steps import is_of_torch
-from noclobber.observe.describe.reachable import Held, reachable
+from noclobber.observe.describe.reachable import reachable
 from noclobber.observe.describe.tensor_names import user_frames
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
@@ -36,7 +36,9 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
         if len(two) != 2 or not all(is_of_torch(type(one)) for one in two.values()):
             return ()
         for held in reachable(user_frames(frame)):
-            if isinstance(held.value, torch.Tensor) and _has_own_name(held):
+            # By a name beside modules, or as an attribute of `self`, a statement may read the parameter.
+            is_of_self = held.name.startswith("self.") and held.name.count(".") == 1
+            if isinstance(held.value, torch.Tensor) and (is_of_self or not isinstance(held.owner, torch.nn.Module)):
                 alone.add(storage_key(held.value))
         stepped = {number: _stepped(one) for number, one in two.items()}
         mine, theirs = ({storage_key(one) for one in parameters} for parameters in stepped.values())
@@ -74,11 +76,3 @@ def names_apart(leaves: Sequence[torch.Tensor], frame: FrameType | None) -> tupl
 
 def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
-
-
-def _has_own_name(held: Held) -> bool:
-    """Return True for what is held beside modules, and for an attribute of `self`: by such a name a statement may read
-    the parameter."""
-    if isinstance(held.owner, torch.nn.Module):
-        return held.name.startswith("self.") and held.name.count(".") == 1
-    return True

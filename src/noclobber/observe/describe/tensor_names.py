@@ -58,18 +58,14 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
                 found = _in_module(label, value, is_on)
                 if found is not None:
                     return found
-            elif (best is None or _is_output(best.text)) and isinstance(value, torch.Tensor):
+            # A notebook has every value of a cell under `_` or `_7` too.
+            elif (best is None or not best.text.strip("_0123456789")) and isinstance(value, torch.Tensor):
                 if value is tensor or (where is not None and is_on(value) and _place(value) == where):
                     is_parameter = isinstance(value, torch.nn.Parameter)
                     best = Name(label, "parameter" if is_parameter else "tensor", "." in label and _is_in_graph(value))
                 elif is_on(_gradient(value)):
                     best = Name(f"{label}.grad", "tensor")
     return best
-
-
-def _is_output(label: str) -> bool:
-    """Return True for `_` and `_7`: a notebook has every value of a cell under such a name too."""
-    return not label.strip("_0123456789")
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:

@@ -576,7 +576,6 @@ def _is_zero(gradient: Seen) -> bool:
 
 
 def _steps(events: list[Event], kind: str = "step", what: str = "gradients", *, by_name: bool = True) -> _Steps:
-    """Return what was recorded at each step, by optimizer."""
     steps: _Steps = {}
     for event in events:
         if event["kind"] == kind:

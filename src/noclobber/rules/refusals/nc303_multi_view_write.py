@@ -44,8 +44,8 @@ from noclobber.rules.shared.refusing import ASIDE, Text, blamed, writes_it
 from noclobber.rules.shared.texts import A_VIEW, ITS_BASE
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.rules.shared.writetext import by_iteration, is_rebindable, write_of
-from noclobber.syntax.names import called
-from noclobber.syntax.tree import FOR, walk
+from noclobber.syntax.names import calls
+from noclobber.syntax.tree import FOR
 
 
 def _below(refusal: Refusal) -> list[Help]:
@@ -66,7 +66,7 @@ def _helps(refusal: Refusal) -> list[Help]:
         return [ASIDE]
     gone_through = [one.iter for one in write.file.around(write.node) if isinstance(one, FOR)]
     # The parts of `t.unbind(1)` may lie along another dimension than those of `t`.
-    is_split = any(called(call) in SPLITS for one in gone_through for call in walk(one, ast.Call))
+    is_split = any(calls(one, *SPLITS) for one in gone_through)
     if by_iteration(write) and is_split:
         joined = "`torch.stack` after `unbind`, `torch.cat` after `split` and `chunk`"
         return [f"collect new parts in a list, and join them along the same dimension: {joined}"]

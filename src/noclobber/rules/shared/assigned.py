@@ -55,7 +55,7 @@ def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
         names = uses_in(file.tree, last)
         yield from (node for node in names if not isinstance(file.nearest(node, ast.ClassDef, *FUNCTION), ast.ClassDef))
     else:
-        yield from attributes(file, last)
+        yield from attributes(file.tree, last)
 
 
 def _is_self(node: ast.AST) -> bool:

@@ -185,7 +185,7 @@ def is_renewed(read: Site | None, state: Carried) -> bool | None:
     if "." not in whole:  # what is given a name of a tensor cannot bind it anew
         own = uses_in(loop, last) if not state.name.isidentifier() else []
         return None if any(_may_fill(place.file, one) for one in own) else False
-    held = attributes(place.file, last)
+    held = attributes(place.file.tree, last)
     if state.kind == "attribute":  # it holds the tensor, and no call puts another one there
         return None if any(_is_set(place.file, one) for one in held) else False
     return None if any(_is_set(place.file, one) or _may_fill(place.file, one) for one in held) else False

@@ -108,13 +108,9 @@ def _bare(node: ast.expr) -> str:
 
 
 def _unrecorded(event: Untracked, write: Write) -> str:
-    recorded = {
-        "no_grad": "under `no_grad` nothing is recorded",
-        "inference_mode": "under `inference_mode` nothing is recorded",
-        "data": "a write through `.data` is not recorded",
-        "detached": "a write through `.detach()` is not recorded",
-        "assigned": "an assignment to `.data` is not recorded",
-    }[event.how]
+    where = _WHERE[event.how]
+    recorded = f"{where} nothing is recorded" if where.startswith("under") else f"a write {where} is not recorded"
+    recorded = "an assignment to `.data` is not recorded" if event.how == "assigned" else recorded
     if event.source is not None:
         return f"{recorded}: backward treats the new values as constants and ends here"
     left_out = writer_in_words(write)

@@ -235,7 +235,6 @@ class TrialProcess(Member):
                 self._write(Ended.DIED, "another process has ended it")  # it may: a data loader ends its workers
 
     def _has_found(self) -> bool:
-        """Return True if something was found that counts."""
         found = self.session.findings
         return bool(found) and bool(self._selected(Report(found)).findings)
 
@@ -296,7 +295,6 @@ class TrialProcess(Member):
 
 
 def _first_run(folder: str) -> Run:
-    """Return the order of the run that the first process begins."""
     files = os.path.join(folder, PROCESSES)
     for one in (files, os.path.join(folder, RESULTS)):
         os.mkdir(one)
