@@ -214,6 +214,28 @@ w, x = torch.randn(3), torch.randn(4)
 """
 
 
+MAPPED_GRADIENTS = """\
+import torch
+def loss(w, x):
+    rows = torch.zeros(3)
+    for k in range(3):
+        rows[k] += torch.exp(-(x @ w - k) ** 2)
+    return (rows**2).sum()
+w = torch.randn(4)
+print(torch.vmap(torch.func.grad(loss), (None, 0))(w, torch.randn(5, 4)).shape)
+"""
+
+
+def test_gradients_inside_vmap_are_compared_with_those_of_a_loop(bench):
+    it = bench(MAPPED_GRADIENTS)
+    assert it.finding.code == "NC310"
+    right = it.judged(("torch.zeros(3)", "x.new_zeros(3)"))
+    assert right.level is Level.CHECKED, (right.why, right.proof)
+    assert "each gradient that torch.func takes, where `vmap` is a loop (5)" in right.proof
+    wrong = it.judged(("torch.zeros(3)", "x.new_zeros(3)"), ("-(x @ w - k) ** 2", "-(x @ w.detach() - k) ** 2"))
+    assert wrong.level is not Level.CHECKED, wrong.proof
+
+
 @pytest.mark.parametrize("around", ["", "with torch.no_grad(): "])
 def test_a_gradient_of_torch_func_is_the_same_with_gradients_off(bench, around):
     """`torch.func.grad` takes its gradient under `no_grad` too, so a run with gradients off has it as well."""

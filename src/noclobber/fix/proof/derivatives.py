@@ -76,6 +76,10 @@ class Alone:
             self._runs[calls] = comparison.without(self.unread, evidence.read(run.evidence))
         return self._runs[calls]
 
+    def by_loops(self) -> list[dict[str, Any]]:
+        """What is recorded where `vmap` is a loop, as in the runs with gradients off."""
+        return evidence.read(self.launcher.run(replace(self.order, mode="derivative", double=False)).evidence)
+
     def differences(self, number: int, *, is_late: bool = False) -> Iterable[Differences]:
         """Central differences of what the backward call of a number begins from; of `is_late`, of what the program
         computes after the call before it."""
@@ -101,7 +105,7 @@ def by_derivative(
         reference = stage.references.get(kind)
         right = comparison.call_of(reference.events, stage.after + 1)
         if right is None or its is None:
-            return _without_a_call(reference, found, result, said, its)
+            return _without_a_call(reference, found, result, said, its, alone)
         differing, exact = comparison.same_before(right, its, f"{which} ")
         if differing:
             return Verdict(False, why=differing, differs=True, result=result)
@@ -177,7 +181,7 @@ def _own_agreement(stage: Stage, alone: Alone) -> str:
 
 
 def _without_a_call(
-    reference: Reference, found: list[dict[str, Any]], result: Result, said: str, its: object
+    reference: Reference, found: list[dict[str, Any]], result: Result, said: str, its: object, alone: Alone
 ) -> Verdict:
     """Compare the ends of both runs, where one does not come to another backward call."""
     if not Ended.WELL is reference.result.ended is result.ended or reference.result.calls != result.calls:
@@ -187,8 +191,11 @@ def _without_a_call(
     if differing := differing or printed.difference(reference.result, result):
         return Verdict(False, why=differing, differs=True, result=result)
     ends = f"what it keeps and prints in the end is what it is with gradients off{reference.words}"
-    if taken := comparison.transforms(reference.events, found):
-        ends += f", and so is each gradient that torch.func takes ({taken})"
+    taken, where = comparison.transforms(reference.events, found), ""
+    if not taken and any(one["kind"] == "transform" for one in found):
+        taken, where = comparison.transforms(reference.events, alone.by_loops()), ", where `vmap` is a loop"
+    if taken:
+        ends += f", and so is each gradient that torch.func takes{where} ({taken})"
     elif not said:
         return without_gradients(result, said, f"{ends}; {NO_BACKWARD}")
     return Verdict(True, not result.findings, proof=f"{said}{ends}", level=Level.CHECKED, result=result)
