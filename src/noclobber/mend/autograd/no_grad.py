@@ -35,6 +35,7 @@ from noclobber.syntax.names import (
     attributes_set,
     call_of,
     called,
+    called_by,
     calls,
     differentiates,
     dotted,
@@ -49,16 +50,19 @@ from noclobber.syntax.names import (
     mentioned,
     named,
     names_in,
+    names_read,
+    names_stored,
     optimizer_of,
     owner,
     parameters,
     returned,
+    set_later,
     targets,
     unindexed,
     uses,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, ends, first_line, functions, last_line, starts, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, ends, first_line, functions, last_line, starts, walk
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
@@ -103,7 +107,8 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     if scene.places("read") or "ctx" in parameters(file.scope(found)):
         return []  # where PyTorch refuses to read a view, the write went through
-    of_constants, carries = event.carries_gradient is False, event.carries_gradient is True
+    of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
+    carries = event.carries_gradient is True
     is_weight = scene.kind == "parameter"
     if carries and (not event.of_itself or differentiates(file)):
         return []
@@ -132,6 +137,30 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if any(_sets_leaf(file, one) or (_descends(file, one) and _descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
+
+
+def _may_carry_later(file: File, write: ast.stmt) -> bool:
+    """Return True if a value that carried no gradient when PyTorch refused its write may carry one in a later turn or
+    call: it is made of what a later statement of the loop, another method, or the next call sets."""
+    scope, loops = file.scope(write), file.loops(write)
+    made_of: list[ast.AST] = [getattr(write, "value", write)]
+    names, known = names_read(made_of[0]), {"self", write_in(file, write).name}
+    rows = list(walk(loops[-1], ast.stmt)) if loops else []
+    while names - known:
+        name = (names - known).pop()
+        known.add(name)
+        given = given_for(file, name, scope) if name in parameters(scope) else [made_of[0]]
+        if len(given) != 1 or (name in parameters(scope) and file.loops(given[0])):
+            return True
+        for row in rows:
+            is_head = isinstance(row, FOR) and name in names_in(row.target)
+            if is_head or (not hasattr(row, "body") and name in names_stored(row)):
+                if not is_head and starts(row) >= ends(write):
+                    return True
+                made_of.append(row.iter if isinstance(row, FOR) else row)
+                names |= names_read(made_of[-1])
+    held = {one.attr for row in made_of for one in walk(row, ast.Attribute) if called_by(file, one) is None}
+    return bool(set_later(file, *held - {"grad", "data"}))
 
 
 def _is_refused_too(file: File, write: ast.stmt) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import Change
 from noclobber.mend.copies.own_copies import ELSEWHERE, OWN, copies_of
-from noclobber.mend.holders.holding import keeps_nothing
+from noclobber.mend.holders.holding import keeps_nothing, writes_through
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.silent import Drift
@@ -31,7 +31,9 @@ from noclobber.syntax.names import (
     last_name,
     mentioned,
     mentions,
+    only_target,
     reads,
+    uses,
 )
 from noclobber.syntax.tree import File, Function, functions, last_line, walk
 from noclobber.syntax.writes import WriteSyntax, write_in
@@ -61,11 +63,23 @@ def not_again(scene: Scene) -> Iterator[Change]:
         text = f"({region})" if isinstance(call.args[0], ast.Lambda) else region
         title = f"call `{region}` without `checkpoint`, at the price of what it then keeps"
         is_sound = isinstance(event, Drift) and event.repeated and not event.spoils and "context_fn" not in file.text
+        is_sound &= _is_kept(file, call)
         plainly, above = f"{text}({', '.join(given)})", file.above[call]
         whole: ast.expr = call
         if isinstance(above, ast.IfExp) and plainly in map(file.source, (above.body, above.orelse)):
             whole = above
         yield Change(title, (replace(file, whole, plainly),), 5, is_sound=is_sound)
+
+
+def _is_kept(file: File, call: ast.Call) -> bool:
+    """Return True if no statement of the function writes what a call gives, or gives it on."""
+    row = file.statement(call)
+    target = only_target(row)
+    if isinstance(row, ast.Assign) and row.value in (call, file.above[call]) and isinstance(target, ast.Name):
+        return not any(writes_through(file, file.scope(row), target.id)) and all(
+            keeps_nothing(file, one, returned=False) for one in uses(file.scope(row), target.id, ast.Load)
+        )
+    return isinstance(file.above[call], ast.BinOp)
 
 
 def _checkpoints(scene: Scene) -> Iterator[tuple[File, ast.Call]]:

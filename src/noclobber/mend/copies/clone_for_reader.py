@@ -432,7 +432,9 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
     parts = _parts(save.args) + [one.value for one in save.keywords]
     found = [one for one in parts if dotted(base_of(one)) in names] or _bound_to(file, parts, names)
-    tensors = _TENSORS.get(called(save)) if is_of_torch and not found else None
+    first = save.args[0] if save.args else None
+    is_told = called(save) != "einsum" or (isinstance(first, ast.Constant) and isinstance(first.value, str))
+    tensors = _TENSORS.get(called(save)) if is_of_torch and is_told and not found else None
     if tensors is not None and set(scene.finding.fields) <= {*_FIRST, *_SECOND, "query", "key", "value"}:
         some = _parts(save.args[tensors])
         is_whole = len(some) >= (tensors.stop or 2) and not any(isinstance(one, ast.Starred) for one in some)

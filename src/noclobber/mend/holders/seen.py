@@ -77,6 +77,8 @@ def _is_read_aside(holder: Holder) -> bool:
         return False
     file = place.file
     loops = file.loops(row)
+    if not is_own(file.scope(row), holder.name):
+        return True  # a function reads it, whenever that runs
     for one in uses(file.scope(row), holder.name, ast.Load):
         if _asks_for_shape(file, one) or not (starts(one) >= ends(row) or any(file.holds(loop, one) for loop in loops)):
             continue
