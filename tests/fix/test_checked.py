@@ -424,6 +424,33 @@ def test_a_constant_that_gradients_of_the_same_weights_made_is_one_for_the_next_
     assert wrong.level is not Level.CHECKED, wrong.proof
 
 
+LATER = """\
+import torch
+w, delta = torch.randn(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+h = torch.tanh(w)
+(slope,) = torch.autograd.grad(((h + delta) ** 2).sum(), delta, retain_graph=True)
+rows, kept = [slope, h, h * h], torch.zeros(3, 3, requires_grad=True)
+for t in range(3):
+    kept[t] = rows[t]
+(kept**2).sum().backward()
+"""
+CARRIED = """\
+import torch
+total, w = torch.nn.Parameter(torch.zeros(3)), torch.randn(3, 3, requires_grad=True)
+u = torch.zeros(3)
+for row in torch.randn(4, 3):
+    total += u
+    u = torch.tanh(row @ w + u)
+(total**2).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(("text", "write"), [(LATER, "    kept[t] = rows[t]"), (CARRIED, "    total += u")])
+def test_a_value_that_carries_a_gradient_only_later_is_no_constant(bench, text, write):
+    it = bench(text)
+    assert it.judged((write, f"    with torch.no_grad(): {write.strip()}")).level is Level.UNPROVEN
+
+
 CLIPPED = ATTACK.replace("x.clamp_(0, 1)", "clip_(x)") + "\n"
 CLIPPED = CLIPPED.replace("def attack", "def clip_(t):\n    t.clamp_(0, 1)\ndef attack")
 COLUMNS = """\

@@ -46,3 +46,6 @@ def test_of_runs_that_were_stopped_only_what_both_had_printed_counts():
     assert difference(ran("-0.0\n", Ended.LIMIT), ran("2.29\n", Ended.LIMIT)) == (
         "line 1 of what it prints is `2.29`, and was `-0.0`"
     )
+    assert difference(ran("1.0\r2.0\r", Ended.LIMIT), ran("1.0\r3.0\r", Ended.LIMIT)) == (
+        "line 2 of what it prints is `3.0`, and was `2.0`"
+    )

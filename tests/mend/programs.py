@@ -4137,6 +4137,39 @@ def run():
         h = h + checkpoint(stage, h, use_reentrant=False)
     h.sum().backward()
 """,
+    "a sum that a loop of updates fills": """
+def run():
+    total = torch.zeros((), dtype=torch.float64)
+    (x @ w).sum().backward()
+    for one in (x, w):
+        step = 0.1 * one.grad
+        total.add_(one.pow(2).sum())
+        one -= step
+    total.backward()
+""",
+    "states that a later turn makes of weights": """
+kept = nn.Parameter(torch.zeros(4, 4, dtype=torch.float64))
+def run():
+    h = torch.zeros(4, dtype=torch.float64)
+    for t in range(3):
+        kept[t] = h
+        h = torch.tanh(x[t] @ w + h)
+    (kept.sum() + h.sum()).backward()
+""",
+    "what a checkpointed region gives, written later": """
+from torch.utils.checkpoint import checkpoint
+class Block:
+    def __init__(self):
+        self.scale = torch.ones(4, dtype=torch.float64)
+    def run(self, h):
+        self.scale += 0.5
+        return torch.tanh(h @ w * self.scale)
+block = Block()
+def run():
+    y = checkpoint(block.run, x, use_reentrant=False)
+    y += 1
+    (y ** 2).sum().backward()
+""",
     "a buffer that its module may write as well": """
 from torch.utils.checkpoint import checkpoint
 

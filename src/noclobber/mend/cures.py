@@ -32,7 +32,7 @@ from noclobber.mend.copies.own_bytes import (
 )
 from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
 from noclobber.mend.flags import without_cache, without_flag, written_in_place
-from noclobber.mend.holders.seen import may_be_missed
+from noclobber.mend.holders.seen import is_read_elsewhere
 from noclobber.mend.new_tensors.new_tensor import put_into, written_anew
 from noclobber.mend.new_tensors.new_wholes import new_wholes
 from noclobber.mend.new_tensors.returned import given_new
@@ -121,10 +121,10 @@ def candidates(finding: Finding, read: Callable[[str], str], fitting: tuple[Mend
 
 
 def _to_be_kept(scene: Scene) -> Iterator[str]:
-    """The written names that have to hold the same tensor on, as a run may not show who else reads it."""
+    """The written names that have to hold the same tensor on, as another function reads it."""
     for write in scene.writes():
         root = root_of(write.target) if write.target is not None else None
-        if isinstance(root, ast.Name) and may_be_missed(scene.finding, write.file, write.statement):
+        if isinstance(root, ast.Name) and is_read_elsewhere(scene.finding, write.file, write.statement):
             yield root.id
 
 

@@ -93,14 +93,17 @@ class Differences:
 
 
 def differences(launcher: Launcher, order: Order) -> Iterator[Differences]:
-    """Central differences of what the backward call after those of an `order` begins from."""
+    """Central differences of what the backward call after those of an `order` begins from; none where a leaf was given,
+    with gradients off, what others lead to."""
     from noclobber.observe.gradient_trace import comparison, evidence, forward_mode
 
     def started(step: float, direction: int = 0) -> Trial:
         return launcher.start(replace(order, step=step, direction=direction))
 
     def loss(trial: Trial) -> dict[str, Any] | None:
-        return comparison.call_of(evidence.read(trial.result().evidence), order.after + 1)
+        result = trial.result()
+        is_cut = order.mode == "moved" and result.given
+        return None if is_cut else comparison.call_of(evidence.read(result.evidence), order.after + 1)
 
     if (still := loss(started(0.0))) is None:
         return

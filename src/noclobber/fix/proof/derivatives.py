@@ -43,9 +43,9 @@ class Stage:
     """What patches for findings of some `codes` are compared with: runs of the program as `before` patches it.
 
     `after`: how many backward calls that program ends before the write is refused. `of_itself`: whether the value to be
-    written was seen to depend on no leaf but the written one. `carries`: whether the program was seen to hand a graph
-    on from turn to turn, by states that get new values. `expanded`: whether one was refused that changes
-    other rows too, where gradients are off (`Refusal.expanded`).
+    written was seen to depend on no leaf but the written one, `of_constants`: on none at all. `carries`: whether the
+    program was seen to hand a graph on from turn to turn, by states that get new values. `expanded`: whether one was
+    refused that changes other rows too, where gradients are off (`Refusal.expanded`).
     """
 
     references: References
@@ -53,6 +53,7 @@ class Stage:
     after: int
     before: Patch
     of_itself: bool = False
+    of_constants: bool = False
     expanded: bool = False
     carries: bool = False
 
@@ -75,6 +76,12 @@ class Alone:
             run = self.launcher.run(replace(self.order, backwards=calls, after=calls - 1, whole=calls))
             self._runs[calls] = comparison.without(self.unread, evidence.read(run.evidence))
         return self._runs[calls]
+
+    def is_given(self, number: int) -> bool:
+        """Whether a leaf is given, with gradients off, what was made of other leaves, up to the backward call of a
+        number."""
+        order = replace(self.order, mode="moved", step=0.0, double=False, backwards=number, after=number - 1)
+        return self.launcher.run(order).given
 
     def by_loops(self) -> list[dict[str, Any]]:
         """What is recorded where `vmap` is a loop, as in the runs with gradients off."""
@@ -112,6 +119,8 @@ def by_derivative(
         equal = "to the last bit to" if exact else "up to rounding to"
         loss = f"{said}{which} loss equal {equal} what it is with gradients off{reference.words}"
         how = _agreement(stage, kind, right, its, alone)
+        if how and kind == "updated" and alone.is_given(stage.after + 1):
+            return replace(without_gradients(result, f"{loss}; ", _OF_OTHERS), comparable=True)
         if how:
             proof = f"{loss}; gradient agrees with {how}; {BEYOND}"
             return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
@@ -172,7 +181,7 @@ def _own_agreement(stage: Stage, alone: Alone) -> str:
         if event["kind"] == "step":
             break
         if event["kind"] == "backward" and number > stage.after:
-            for is_late in (False, True) if stage.of_itself and number > 1 else (False,):
+            for is_late in (False, True) if stage.of_constants and number > 1 else (False,):
                 if _agrees(alone.differences(number, is_late=is_late), event):
                     since = f" of what comes after call {number - 1}" * is_late
                     return f"gradient of backward call {number} agrees with {_CENTRAL}{since}, in float64"

@@ -98,7 +98,8 @@ class Prover:
             if "NC104" in codes and not last.references.order.retaining:
                 self._stages[-1] = self._stage(last.codes, last.after, last.before)
         if isinstance(event := finding.event, Refusal):
-            self._stages[-1].of_itself = event.of_itself or event.carries_gradient is False
+            self._stages[-1].of_itself = event.of_itself
+            self._stages[-1].of_constants = event.carries_gradient is False
             self._stages[-1].expanded |= event.expanded
         self._stages[-1].carries |= isinstance(finding.event, (Clobber, Refusal)) and finding.event.carried != ()
         for kind in kinds_for(self._stages[-1].codes, self._stages[-1].after)[:1]:

@@ -56,6 +56,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     returned,
+    root_of,
     set_later,
     targets,
     unindexed,
@@ -186,7 +187,9 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     if any(one.lineno != one.end_lineno for one in walk(loop, ast.Constant)):
         return None  # a text over several lines must not be indented
     scope = file.scope(loop)
-    given = {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store) and one.id != write.name}
+    filled = [root_of(one) for call in walk(loop, ast.Call) if writes(call) and (one := owner(call)) is not None]
+    given = names_stored(loop) | {one.id for one in filled if isinstance(one, ast.Name) and one.id != "self"}
+    given.discard(write.name)
     if next(walk(loop, ast.Yield, ast.YieldFrom, ast.Return, ast.Await), None) is not None:
         return None
     elsewhere = (use for one in given for use in uses(scope, one, ast.Load) if loop not in file.around(use))

@@ -62,36 +62,12 @@ def is_spent(holder: Holder, holders: Holders) -> bool:
     return holder.name.isidentifier() and is_over(place.file, holder.name, row, place.node)
 
 
-def may_be_missed(finding: Finding, file: File, write: ast.stmt) -> bool:
-    """Return True if a variable of another function held the bytes, and something reads it where a few turns of a loop
-    need not come: in a branch, or below the loop. No run of these turns shows what a new tensor is to that reader."""
+def is_read_elsewhere(finding: Finding, file: File, write: ast.stmt) -> bool:
+    """Return True if a variable of another function was seen to hold the bytes, and is read again. A run of a few turns
+    does not show what comes of that: a number may be kept for the end, or be printed in another turn."""
     holders = [holder for one in _looks(finding, file, write) for holder in one or ()]
     others = (one for one in holders if one.site is not None and not is_of(one, file, write))
-    return any(_is_read_aside(one) for one in others if not is_spent(one, holders))
-
-
-def _is_read_aside(holder: Holder) -> bool:
-    place = place_of(holder.site)
-    row = place.statement if place is not None else None
-    if place is None or row is None or not holder.name.isidentifier():
-        return False
-    file = place.file
-    loops = file.loops(row)
-    if not is_own(file.scope(row), holder.name):
-        return True  # a function reads it, whenever that runs
-    for one in uses(file.scope(row), holder.name, ast.Load):
-        if _asks_for_shape(file, one) or not (starts(one) >= ends(row) or any(file.holds(loop, one) for loop in loops)):
-            continue
-        rows, first, second = file.together(row, one)
-        inside = (each for each in file.around(one) if rows and file.holds(rows[second], each))
-        if not rows or any(file.holds(rows[first], loop) for loop in loops):
-            return True
-        if any(isinstance(each, _BRANCHES) for each in inside):
-            return True
-    return False
-
-
-_BRANCHES = (ast.If, ast.IfExp, ast.BoolOp, ast.ExceptHandler, ast.match_case)
+    return any(one.name.isidentifier() and not is_spent(one, holders) for one in others)
 
 
 def is_of(holder: Holder, file: File, write: ast.stmt) -> bool:

@@ -9,6 +9,7 @@ gradient along that direction must be equal (tests/observe/gradient_trace/test_t
 from __future__ import annotations
 
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -359,29 +360,54 @@ class Moved(ForwardMode):
 
 
 class MovedAtFirst(Moved):
-    """The same in a program that records its gradients as ever: it may need some for what it computes next."""
+    """The same in a program that records its gradients as ever: it may need some for what it computes next. Leaves are
+    moved from `move` on.
+
+    It is `given` where a leaf is written, with gradients off, what was made of others that require one.
+    """
+
+    def __init__(self, *, step: float, number: int) -> None:
+        super().__init__(updates=False, step=step, number=number)
+        self._moves = False
+        self._made_of: dict[int, tuple[weakref.ref[torch.Tensor], set[int]]] = {}
+        """Of what was computed with gradients off: what that was made of, by the ids of tensors that require one."""
 
     def begin(self) -> None:
-        """Move leaves from now on."""
+        """Look at each call from now on."""
         self.__enter__()  # type: ignore[no-untyped-call]
 
+    def move(self) -> None:
+        """Move leaves from now on."""
+        self._moves = True
+
     def _called(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        name = getattr(func, "__name__", "")
-        is_update = _writes(func) and not torch.is_grad_enabled()
-        for tensor in tensors_in(args, kwargs):
-            if name == "detach" or (is_update and tensor is args[0]):
+        used, is_off = list(tensors_in(args, kwargs)), not torch.is_grad_enabled()
+        written = used[0] if is_off and used and _writes(func) and args[0] is used[0] else None
+        for tensor in used:
+            if getattr(func, "__name__", "") == "detach" or tensor is written:
                 continue  # no gradient of a leaf comes from there
-            if not tensor._is_view() and tensor.requires_grad and tensor.is_leaf:
+            if self._moves and not tensor._is_view() and tensor.requires_grad and tensor.is_leaf:
                 self._meet(tensor)
             elif not tensor.requires_grad and id(tensor) in self._leaves:
                 self._leave(tensor)
+        made_of = set[int]().union(*map(self._sources, used)) if is_off else set[int]()
+        if written is not None and written.requires_grad:
+            self.given |= bool(made_of - self._sources(written))
         try:
             result: Any = func(*args, **kwargs)
         finally:
             self._look(recorded=False, given=False)  # a leaf that gets its first values here is moved again
+        if made_of and isinstance(result, torch.Tensor) and not result.requires_grad:
+            self._made_of[id(result)] = weakref.ref(result), made_of
         if func is torch.nn.functional.embedding:
             self.looked_up(result, args, kwargs)
         return result
+
+    def _sources(self, tensor: torch.Tensor) -> set[int]:
+        if tensor.requires_grad:
+            return {id(tensor._base if tensor._is_view() else tensor)}
+        known = self._made_of.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else set()
 
 
 def _writes(func: Callable[..., object]) -> bool:

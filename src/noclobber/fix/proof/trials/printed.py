@@ -32,7 +32,8 @@ def difference(right: Result, found: Result) -> str:
 
 def _lines(text: str, whole: bool) -> list[str]:
     """The lines; where a run was stopped, without one that was under way."""
-    return [one.rstrip("\r\n") for one in text.splitlines(keepends=True) if whole or one.endswith("\n")]
+    lines = text.splitlines()
+    return lines if whole or text.endswith(("\n", "\r")) else lines[:-1]
 
 
 def _alike(one: str, other: str) -> bool:

@@ -190,12 +190,17 @@ class TrialProcess(Member):
         if self.session.started:
             self.watched = True
             self._watching()
-        moved = MovedAtFirst(updates=False, step=order.step or 0.0, number=order.direction) if mode == "moved" else None
-        if (begins := self._tangents or moved) is not None:
-            if order.after and (moved is None or order.is_late):
-                seen.reached = begins.begin
+        if mode == "moved":
+            self._tangents = moved = MovedAtFirst(step=order.step or 0.0, number=order.direction)
+            moved.begin()
+            if order.is_late and order.after:
+                seen.reached = moved.move
             else:
-                begins.begin()
+                moved.move()
+        elif self._tangents is not None and order.after:
+            seen.reached = self._tangents.begin
+        elif self._tangents is not None:
+            self._tangents.begin()
 
     def _measure(self) -> None:
         from noclobber.observe.memory.measured_peak import MeasuredPeak

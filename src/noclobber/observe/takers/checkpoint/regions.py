@@ -88,9 +88,8 @@ class CheckpointRegion:
             if key is not None and key not in self.outside:
                 self.outside[key] = reread = Witness(key, tensor)
                 self.memory.rereads.add(reread)
-        self.used: dict[int, int] = {}
-        """The storages of `outside` that the region has saves on, and the moment of the first. The others may not
-        matter."""
+        self.used: set[int] = set()
+        """The storages of `outside` that the region has saves on. The others may not matter."""
         self.count = 0
         """How many tensors forward saved."""
         self._of_last: list[RegionSave] = []
@@ -146,7 +145,7 @@ class CheckpointRegion:
         thread.packed.append(ref(packed))
         key = packed.key
         if key in self.outside and key not in self.used and self._outside_at(key) is not None:
-            self.used[key] = moment()
+            self.used.add(key)
 
     def is_as_saved(self, holder: Holder, tensor: torch.Tensor) -> bool:
         """Return True if a recomputed tensor is known at once to be as in forward; most are."""
@@ -264,7 +263,7 @@ class CheckpointRegion:
         that the region has saves on, else to all outside memory. Writes that the second run has made as well count only
         if there are no others."""
         own = self.source(tensor)
-        used = {*self.used, *(reread.key for reread, _ in self._kept_again())}
+        used = self.used | {reread.key for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
         groups += [[self.outside[key] for key in used], list(self.outside.values())]
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()
@@ -284,11 +283,7 @@ class CheckpointRegion:
         repeated = bool(writes) and all(write.site in again for write in writes)
         moved = reads.moved(self.values, self.values_again)
         sources = _sources(self.place) if moved else ()
-        spoils = any(
-            noted.key == key
-            for key, saved in self.used.items()
-            for noted in write_history.since(self.memory, saved, self.again)
-        )
+        spoils = any(noted.key in self.used for noted in write_history.since(self.memory, self.begin, self.again))
         return Drift(site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, spoils=spoils)
 
     def failed(self, error: Exception) -> None:
