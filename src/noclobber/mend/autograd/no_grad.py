@@ -63,7 +63,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, ends, first_line, functions, last_line, starts, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, ends, first_line, functions, last_line, starts, walk
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
@@ -154,12 +154,13 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
         if len(given) != 1 or (name in parameters(scope) and file.loops(given[0])):
             return True
         for row in rows:
-            is_head = isinstance(row, FOR) and name in names_in(row.target)
-            if is_head or (not hasattr(row, "body") and name in names_stored(row)):
-                if not is_head and starts(row) >= ends(write):
+            if isinstance(row, FOR) and name in names_in(row.target) and called(row.iter) != "range":
+                return True  # each turn has another
+            if not hasattr(row, "body") and name in names_stored(row):
+                if starts(row) >= ends(write):
                     return True
-                made_of.append(row.iter if isinstance(row, FOR) else row)
-                names |= names_read(made_of[-1])
+                made_of.append(row)
+                names |= names_read(row)
     held = {one.attr for row in made_of for one in walk(row, ast.Attribute) if called_by(file, one) is None}
     return bool(set_later(file, *held - {"grad", "data"}))
 
@@ -443,12 +444,18 @@ def _value(write: WriteSyntax) -> ast.expr | None:
 
 
 def _is_given_to_writer(file: File, call: ast.Call, name: str) -> bool:
-    """`clip_(x, low)`: whether a call hands a name to a function of the file that writes it."""
-    own = (one for one in functions(file.tree) if one.name == called(call))
-    given = ((one, each) for one in own for each in parameters(one))
-    return any(
-        dotted(given_by(file, call.func, each, one)) == name and any(writes_through(file, one, each))
-        for one, each in given
+    """`clip_(x, low)`: whether a call hands a name to a function of the file that writes it, and does nothing else."""
+    own = [one for one in functions(file.tree) if one.name == called(call)]
+    given = [(one, each) for one in own for each in parameters(one)]
+    return len(own) == 1 and any(
+        dotted(given_by(file, call.func, each, one)) == name and _only_writes(file, one, each) for one, each in given
+    )
+
+
+def _only_writes(file: File, function: Function, name: str) -> bool:
+    rows = [*writes_through(file, function, name)]
+    return rows != [] and all(
+        row in rows or (isinstance(row, ast.Expr) and isinstance(row.value, ast.Constant)) for row in function.body
     )
 
 
@@ -457,7 +464,8 @@ def _goes_on(file: File, name: str, row: ast.stmt) -> bool:
     if call is not None and file.own_lines(row) is not None and _is_given_to_writer(file, call, name):
         return True
     stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
-    calls = call is not None and writes(call) and not called(call).endswith("requires_grad_")
+    calls = call is not None and isinstance(call.func, ast.Attribute) and writes(call)
+    calls = calls and not called(call).endswith("requires_grad_")
     if not (stores or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
         return False
     other = write_in(file, row)
