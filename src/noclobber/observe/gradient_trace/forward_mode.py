@@ -363,12 +363,15 @@ class MovedAtFirst(Moved):
     """The same in a program that records its gradients as ever: it may need some for what it computes next. Leaves are
     moved from `move` on.
 
-    It is `given` where a leaf is written, with gradients off, what was made of others that require one.
+    It is `given` where a leaf is written, with gradients off, what was made of others that require one. If leaves are
+    moved late, what was computed before counts as constant: then nothing may be computed with gradients off of what
+    requires one, but of the leaves that are written so.
     """
 
-    def __init__(self, *, step: float, number: int) -> None:
+    def __init__(self, *, step: float, number: int, is_late: bool) -> None:
         super().__init__(updates=False, step=step, number=number)
-        self._moves = False
+        self._moves, self._is_late = False, is_late
+        self._read, self._wrote = set[int](), set[int]()
         self._made_of: dict[int, tuple[weakref.ref[torch.Tensor], set[int]]] = {}
         """Of what was computed with gradients off: what that was made of, by the ids of tensors that require one."""
 
@@ -382,17 +385,23 @@ class MovedAtFirst(Moved):
 
     def _called(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         used, is_off = list(tensors_in(args, kwargs)), not torch.is_grad_enabled()
-        written = used[0] if is_off and used and _writes(func) and args[0] is used[0] else None
+        written = list(tensors_in(args[:1], {})) if is_off and _writes(func) else []
+        targets = set(map(id, written))
         for tensor in used:
-            if getattr(func, "__name__", "") == "detach" or tensor is written:
+            if getattr(func, "__name__", "") == "detach" or id(tensor) in targets:
                 continue  # no gradient of a leaf comes from there
             if self._moves and not tensor._is_view() and tensor.requires_grad and tensor.is_leaf:
                 self._meet(tensor)
             elif not tensor.requires_grad and id(tensor) in self._leaves:
                 self._leave(tensor)
         made_of = set[int]().union(*map(self._sources, used)) if is_off else set[int]()
-        if written is not None and written.requires_grad:
-            self.given |= bool(made_of - self._sources(written))
+        into = set[int]().union(*map(self._sources, written))
+        if self._is_late:
+            self._read |= made_of
+            self._wrote |= into
+            self.given = not self._read <= self._wrote
+        elif into:
+            self.given |= not made_of <= into
         try:
             result: Any = func(*args, **kwargs)
         finally:

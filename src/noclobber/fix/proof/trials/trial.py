@@ -191,9 +191,11 @@ class TrialProcess(Member):
             self.watched = True
             self._watching()
         if mode == "moved":
-            self._tangents = moved = MovedAtFirst(step=order.step or 0.0, number=order.direction)
+            is_late = order.is_late and order.after > 0
+            moved = MovedAtFirst(step=order.step or 0.0, number=order.direction, is_late=is_late)
+            self._tangents = moved
             moved.begin()
-            if order.is_late and order.after:
+            if is_late:
                 seen.reached = moved.move
             else:
                 moved.move()
