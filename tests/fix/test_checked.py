@@ -1,6 +1,7 @@
 """Where PyTorch refuses a write, a right patch is checked by the function that is computed, and a wrong one is not."""
 
 import pytest
+import torch
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.levels import Level
@@ -135,8 +136,9 @@ def test_a_gradient_is_checked_by_differences_where_an_operator_has_none_by_forw
     it = bench(text)
     checked = it.judged(right)
     assert checked.level is Level.CHECKED, (checked.why, checked.proof)
-    assert CENTRAL in checked.proof
-    assert it.judged(wrong).level is Level.UNPROVEN
+    if text is not IMAGE or torch.__version__ < "2.15":  # which has the derivative of grid_sample
+        assert CENTRAL in checked.proof
+    assert it.judged(wrong).level is not Level.CHECKED
 
 
 @pytest.mark.parametrize("buffer", [", persistent=False", ""])
