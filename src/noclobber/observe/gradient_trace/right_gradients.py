@@ -122,10 +122,10 @@ def _clone(argument: object) -> object:
 
 def return_clones() -> None:
     """Make each custom Function of the program return clones of views, which PyTorch lets the program write."""
-    native = vars(torch.autograd.Function)["apply"].__func__
+    native = vars(torch.autograd.Function)["apply"]  # of C++ from torch 2.15 on, without the function itself
 
     def apply(function: type, /, *args: object, **kwargs: object) -> object:
-        given = native(function, *args, **kwargs)
+        given = native.__get__(None, function)(*args, **kwargs)
         return given if function.__module__.startswith("torch.") else pytree.tree_map(_clone_of_view, given)
 
     Patches().put(torch.autograd.Function, "apply", classmethod(apply))
