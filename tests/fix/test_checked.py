@@ -62,6 +62,10 @@ prototypes = torch.nn.Parameter(torch.randn(5, 3))
 prototypes[0] = 0.5
 torch.cdist(torch.randn(4, 3), prototypes).square().sum().backward()
 """
+METRIC = LEAF.replace(
+    "prototypes[0]",
+    "with torch.no_grad(): mean = prototypes * 2; mean += torch.ones(3, requires_grad=True)\nprototypes[0]",
+)
 PADDED = """\
 import torch
 table = torch.nn.Embedding(5, 3, padding_idx=0)
@@ -112,6 +116,11 @@ ONCE = "torch.set_grad_enabled(False); {}; torch.set_grad_enabled(True)"
         ),
         (
             LEAF,
+            ("prototypes[0] = 0.5", ONCE.format("prototypes[0] = 0.5")),
+            ("prototypes[0] = 0.5", f"{ONCE.format('prototypes[0] = 0.5')}; prototypes.requires_grad_()[1:].detach_()"),
+        ),
+        (
+            METRIC,
             ("prototypes[0] = 0.5", ONCE.format("prototypes[0] = 0.5")),
             ("prototypes[0] = 0.5", f"{ONCE.format('prototypes[0] = 0.5')}; prototypes.requires_grad_()[1:].detach_()"),
         ),

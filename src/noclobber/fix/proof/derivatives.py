@@ -88,8 +88,8 @@ class Alone:
         return evidence.read(self.launcher.run(replace(self.order, mode="derivative", double=False)).evidence)
 
     def differences(self, number: int, *, is_late: bool = False) -> Iterable[Differences]:
-        """Central differences of what the backward call of a number begins from; of `is_late`, of what the program
-        computes after the call before it."""
+        """Central differences of what the backward call of a number begins from. If `is_late`, only what the program
+        computes after the call before it counts."""
         order = replace(self.order, mode="moved", backwards=number, after=number - 1, is_late=is_late)
         return differences(self.launcher, order)
 
@@ -173,8 +173,8 @@ def _own_agreement(stage: Stage, alone: Alone) -> str:
     """Return in words that the next backward call of a patched program that adds to `.grad` agrees with the central
     differences of the program as it is patched; empty if it does not, or if a step comes before that call.
 
-    Where the written value depends on no other leaf, it may agree with those of what comes after the call before: an
-    attack on the input is made of gradients of the same weights, and is a constant for the next loss.
+    Where the written value is a constant, those of what comes after the call before are enough: an attack on the input
+    is made of gradients of the same weights, and is a constant for the next loss.
     """
     for event in alone.events(_FURTHEST):
         number = event.get("number", 0)

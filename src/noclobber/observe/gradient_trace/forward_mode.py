@@ -372,8 +372,10 @@ class MovedAtFirst(Moved):
         super().__init__(updates=False, step=step, number=number)
         self._moves, self._is_late = False, is_late
         self._read, self._wrote = set[int](), set[int]()
+        self._known: dict[int, torch.Tensor] = {}
+        """The tensors that require a gradient of these ids: held, so that no other tensor gets one of them."""
         self._made_of: dict[int, tuple[weakref.ref[torch.Tensor], set[int]]] = {}
-        """Of what was computed with gradients off: what that was made of, by the ids of tensors that require one."""
+        """Of what was computed with gradients off: what that was made of, by these ids."""
 
     def begin(self) -> None:
         """Look at each call from now on."""
@@ -395,7 +397,7 @@ class MovedAtFirst(Moved):
             elif not tensor.requires_grad and id(tensor) in self._leaves:
                 self._leave(tensor)
         made_of = set[int]().union(*map(self._sources, used)) if is_off else set[int]()
-        into = set[int]().union(*map(self._sources, written))
+        into = {id(whole) for one in written if (whole := _whole(one)).is_leaf and whole.requires_grad}
         if self._is_late:
             self._read |= made_of
             self._wrote |= into
@@ -414,9 +416,16 @@ class MovedAtFirst(Moved):
 
     def _sources(self, tensor: torch.Tensor) -> set[int]:
         if tensor.requires_grad:
-            return {id(tensor._base if tensor._is_view() else tensor)}
+            whole = _whole(tensor)
+            self._known[id(whole)] = whole
+            return {id(whole)}
         known = self._made_of.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else set()
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a tensor is a view of, or the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _writes(func: Callable[..., object]) -> bool:

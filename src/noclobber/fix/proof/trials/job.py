@@ -89,7 +89,7 @@ class Order:
     direction: int = 0
     """The number of the direction that they are moved along."""
     is_late: bool = False
-    """Whether they are moved from the end of the calls on that come `after`, and not from the first line on."""
+    """Whether they are moved only once the calls that come `after` have ended, and not from the first line on."""
     double: bool = False
     """Whether numbers are made in float64 where the program does not say which type they have."""
     fresh: bool = False
