@@ -69,6 +69,18 @@ update = averaging()
 w = torch.ones(3, requires_grad=True)
 update(w).backward()
 """
+DEFAULT = """\
+import torch
+
+def update(x, average=torch.ones(3)):
+    y = (x * average).sum()
+    mine = average
+    mine.mul_(0.9)
+    return y
+
+w = torch.ones(3, requires_grad=True)
+update(w).backward()
+"""
 COUNTER = """\
 import torch
 
@@ -94,6 +106,7 @@ main()
         (LIST, "s.mul_(0.9)", ("s.mul_(0.9)", "stats[0] = s * 0.9"), "s = s * 0.9", "stats[0]"),
         (RING, "row.copy_(value)", ("w * ring.data[0]", "w * ring.data[0].clone()"), "row = value", "ring.data"),
         (CLOSURE, "mine.mul_(0.9)", ("x * average", "x * average.clone()"), "mine = mine * 0.9", "update.average"),
+        (DEFAULT, "mine.mul_(0.9)", ("x * average", "x * average.clone()"), "mine = mine * 0.9", "__defaults__[0]"),
         (COUNTER, "count.add_(1)", ("w * count", "w * count.clone()"), "count = count + 1", "count"),
     ],
 )

@@ -245,6 +245,18 @@ def _waves(w):
 
 
 SOUND = {
+    "what a generator gives out and reads no more": """
+def batches():
+    for _ in range(2):
+        y = (x @ w).tanh()
+        yield y
+def run():
+    total = 0.0
+    for y in batches():
+        y += 1
+        total = total + y.square().sum()
+    total.backward()
+""",
     "a mask of visited rows, by scatter": """
 def run():
     visited = torch.zeros(3, 4, dtype=torch.bool)
@@ -1857,6 +1869,26 @@ def run():
 }
 """Programs whose change is sound only where the program begins in their file: another one may call their functions."""
 READ_ELSEWHERE = {
+    "what a generator reads again when it goes on": """
+def batches(kept):
+    y = (x @ w).tanh()
+    yield y
+    kept.append(y.sigmoid().sum())
+def run():
+    kept = []
+    for y in batches(kept):
+        y += 1
+        loss = y.sum()
+    (loss + sum(kept)).backward()
+""",
+    "the default of a function that is called after the write": """
+def run():
+    y = (x @ w).tanh()
+    def scored(value=y):
+        return value.sigmoid().sum()
+    y += 1
+    (y.sum() + scored()).backward()
+""",
     "the old name after the result got one": """
 def shifted(image):
     out = image.sub_(image.mean()).mul_(2)

@@ -164,6 +164,29 @@ def a_set():
     return next(iter(some))
 
 
+def a_variable_of_a_generator():
+    def waiting():
+        mine = h
+        yield
+        yield mine
+
+    h = made()
+    some = waiting()
+    next(some)
+    h += 1
+    return next(some)
+
+
+def a_default():
+    h = made()
+
+    def held(value=h):
+        return value
+
+    h += 1
+    return held()
+
+
 NAMES = {
     a_variable: {"h"},
     another_name: {"h", "other"},
@@ -183,6 +206,8 @@ NAMES = {
     a_variable_of_the_file: {"h", "LAST"},
     of_a_module_in_place: {"h"},
     a_set: {"h", ""},
+    a_variable_of_a_generator: {"h", "mine"},
+    a_default: {"h", ""},
 }
 
 
@@ -199,19 +224,6 @@ def in_an_array():
     y = h * torch.ones(3, requires_grad=True)
     h += 1
     return y + float(array.sum())
-
-
-def in_a_generator():
-    def waiting():
-        mine = h
-        yield
-        yield mine
-
-    h = made()
-    some = waiting()
-    next(some)
-    h += 1
-    return next(some)
 
 
 def in_another_thread():
@@ -252,10 +264,21 @@ def with_a_weak_reference():
     return alive() * 1
 
 
+def on_the_stack_of_a_generator():
+    def waiting():
+        yield torch.add(h.view(3), (yield))
+
+    h = made()
+    some = waiting()
+    next(some)
+    h += 1
+    return some.send(h)
+
+
 UNKNOWN = [
+    on_the_stack_of_a_generator,
     in_another_file,
     in_an_array,
-    in_a_generator,
     in_another_thread,
     whose_gradient_is_retained,
     with_an_attribute_of_its_own,

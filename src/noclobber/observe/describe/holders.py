@@ -16,8 +16,8 @@ from collections import Counter
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
 from itertools import chain, pairwise
-from types import CellType, CodeType, FrameType, GeneratorType
-from typing import Any
+from types import CellType, CodeType, FrameType, FunctionType, GeneratorType
+from typing import Any, TypeGuard
 from weakref import getweakrefs
 
 import torch
@@ -280,8 +280,10 @@ class _Seen:
 
 
 def _dicts_of(owner: Any) -> list[Any]:
-    """Return what holds the attributes or the items of an object."""
+    """Return what holds the attributes or the items of an object, or the defaults of a function."""
     inside = getattr(owner, "__dict__", None)
+    if type(owner) is FunctionType:
+        return [owner.__defaults__, owner.__kwdefaults__, inside]
     return [owner, inside, *((inside or {}).get(name) for name in ("_buffers", "_parameters"))]
 
 
@@ -291,10 +293,15 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     Where C++ holds a tensor too, one reference more is its own (torch 2.13; tests/observe/describe/test_holders.py).
     """
     unknown, cells = list[Any](), 0
-    if any(sys.getrefcount(several[0]) > 2 * len(several) + 1 for several in seen.tuples.values()):
-        return False  # more than the variables, this list, and the argument
     referrers = [one for one in gc.get_referrers(*on) if one is not on]
+    for one in filter(_is_of_generator, referrers):
+        if not one.gi_running:
+            seen.add_frame(one.gi_frame, passes=False)
+    if any(sys.getrefcount(several[0]) > 2 * len(several) + 2 for several in seen.tuples.values()):
+        return False  # more than the variables, the two lists, and the argument
     for one in referrers:
+        if _is_of_generator(one):
+            continue  # its variables are counted
         cells += type(one) is CellType
         for part in gc.get_referents(one):
             if id(part) in seen.counts:
@@ -316,6 +323,11 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     in_call = left.pop(id(written))
     on_stack = 0 if id(written) in seen.named else 1  # `h[0] = 1` writes to a view that has no name
     return in_call <= seen.in_call and sum(left.values()) <= on_stack
+
+
+def _is_of_generator(one: object) -> TypeGuard[GeneratorType[Any, Any, Any]]:
+    """Return True for a generator of the program's."""
+    return type(one) is GeneratorType and owner_of(one.gi_code.co_filename) is Owner.USER
 
 
 def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]) -> bool:

@@ -35,6 +35,8 @@ class Held(NamedTuple):
 def can_hold_another(held: Held) -> bool:
     """Return True if the program may put another tensor into the same attribute or item, and nothing else happens."""
     kind: Any = type(held.owner)
+    if kind is FunctionType:
+        return False  # it is a default
     if held.kind == "item":
         return kind in (list, dict, deque, OrderedDict, defaultdict)
     plain = (object.__setattr__, SimpleNamespace.__setattr__, torch.nn.Module.__setattr__)

@@ -141,10 +141,12 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield ".__self__", value.__self__
         yield "", value.__func__
     elif isinstance(value, FunctionType):
-        if value.__closure__ and owner_of(value.__code__.co_filename) is Owner.USER:
-            for label, cell in zip(value.__code__.co_freevars, value.__closure__, strict=False):
+        if owner_of(value.__code__.co_filename) is Owner.USER:
+            for label, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
                 with suppress(ValueError):  # it has no value yet
                     yield f".{label}", cell.cell_contents
+            yield ".__defaults__", value.__defaults__
+            yield ".__kwdefaults__", value.__kwdefaults__
     else:
         held = getattr(type(value), "__dictoffset__", 0) and vars(value)
         for key, one in islice(list(held.items()), _MOST_VALUES) if isinstance(held, dict) else ():
