@@ -2,6 +2,7 @@
 
 import pytest
 
+from noclobber.fix.proof import verdicts
 from noclobber.fix.proof.levels import Level
 
 SHARED = """\
@@ -50,6 +51,7 @@ def program(before="", mine="pass", after="pass", end=""):
         {"after": "if trunk[0].weight.grad is not None: trunk[0].weight.grad.zero_()"},
         {"mine": "torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"},
         {"mine": "seen.append(trunk[0].weight.grad.norm())"},
+        {"end": "seen.append(value.weight.grad.norm())"},
     ],
 )
 def test_gradients_that_nothing_looks_at_may_be_left_out(bench, used):
@@ -69,8 +71,8 @@ def test_gradients_that_nothing_looks_at_may_be_left_out(bench, used):
             "reads another gradient of `trunk.",
         ),
         ({"after": "torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"}, "reads another gradient of `trunk."),
-        ({"after": "if turn > 3: torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"}, "line 19 reads gradients"),
-        ({"end": "seen.append(trunk[0].weight.grad.norm())"}, "line 21 reads gradients"),
+        ({"after": "if turn > 3: torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"}, "reads another gradient of"),
+        ({"end": "seen.append(trunk[0].weight.grad.norm())"}, "reads another gradient of `trunk.0.weight`"),
         ({"before": "trunk[0].weight.register_hook(lambda gradient: seen.append(gradient.norm()))"}, "line 9 reads"),
     ],
 )
@@ -79,3 +81,10 @@ def test_gradients_that_the_program_looks_at_may_not_be_left_out(bench, used, wh
     assert why in it.judged(*LATER).why
     kept = it.judged(CLONE)
     assert kept.level is Level.PROVEN
+
+
+@pytest.mark.parametrize("name", ["trunk[0]", "value"])
+def test_what_a_long_program_reads_in_the_end_is_not_known(bench, monkeypatch, name):
+    monkeypatch.setattr(verdicts, "TO_THE_END", 0.0)
+    it = bench(program(end=f"seen.append({name}.weight.grad.norm())"))
+    assert "line 21 reads gradients" in it.judged(*LATER).why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -55,6 +56,8 @@ _FIRST: Mapping[Way, str] = {
     "summed": "the first is the sum of the first two of the program as it is",
 }
 """What the first backward call of a patched program is compared with."""
+TO_THE_END = 10.0
+"""Seconds that a program gets to come to its end, where it reads gradients below the calls that are compared."""
 _LEFT_OUT = "; gradients of leaves that never change are left out"
 
 
@@ -278,7 +281,10 @@ class Prover:
             if read := comparison.reads_differ(before.of(full), lines.of(found)):
                 return read
             if (is_cut or compared.sums_differ) and (left := lines.unreached(found, result)):
-                return left
+                if not (runs := self._to_the_end(stage, patch)) or lines.unknown:
+                    return left
+                if read := comparison.reads_differ(*(one.of(each) for one, each in zip((before, lines), runs))):
+                    return read
         if not is_cut:
             return ""
         if result.ended is Ended.LIMIT and comparison.has_fewer_steps(full, found):
@@ -287,6 +293,15 @@ class Prover:
         return (
             comparison.starved(full, found) if stage.carries else comparison.steps_differ(full, found, truncated=True)
         )
+
+    def _to_the_end(self, stage: Stage, patch: Patch) -> list[list[dict[str, Any]]]:
+        """Return what a reference and a patched run come to at the ends of both; empty if one takes long."""
+        longest = min(self._seconds, TO_THE_END)
+        orders = stage.references.order, self._order("watch", patch)
+        trials = [self._launcher.start(replace(one, backwards=sys.maxsize, seconds=longest)) for one in orders]
+        results = [one.result() for one in trials]
+        ends = all(one.ended is Ended.WELL for one in results)
+        return [evidence.read(one.evidence) for one in results] if ends else []
 
     def _by_loss(
         self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, codes: Iterable[str] = ()
