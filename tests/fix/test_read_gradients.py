@@ -71,7 +71,10 @@ def test_gradients_that_nothing_looks_at_may_be_left_out(bench, used):
             "reads another gradient of `trunk.",
         ),
         ({"after": "torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"}, "reads another gradient of `trunk."),
-        ({"after": "if turn > 3: torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"}, "reads another gradient of"),
+        (
+            {"after": "if turn > 3: torch.nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)"},
+            "reads another gradient of",
+        ),
         ({"end": "seen.append(trunk[0].weight.grad.norm())"}, "reads another gradient of `trunk.0.weight`"),
         ({"before": "trunk[0].weight.register_hook(lambda gradient: seen.append(gradient.norm()))"}, "line 9 reads"),
     ],

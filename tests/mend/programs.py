@@ -245,6 +245,38 @@ def _waves(w):
 
 
 SOUND = {
+    "a Function that writes its own save": """
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return h.exp()
+    @staticmethod
+    def backward(ctx, g):
+        (h,) = ctx.saved_tensors
+        return g * h.exp_()
+def run():
+    y = Exp.apply(x @ w)
+    y.sum().backward(retain_graph=True)
+    y.square().sum().backward()
+""",
+    "a factor that a method makes of the data of an argument, which another method has read": """
+class Loss:
+    def __init__(self):
+        self.seen = torch.zeros(4, dtype=torch.float64)
+    def count(self, p):
+        self.seen = self.seen + p.detach().sum(0)
+    def factor(self, p):
+        one = p.data
+        one.neg_().add_(1.0).pow_(2.0)
+        return one * 2
+    def loss(self, p):
+        self.count(p)
+        sure = (p * p).sum()
+        return (self.factor(p) * (x @ w).sin()).sum() + sure
+def run():
+    Loss().loss((x @ w).softmax(1)).backward()
+""",
     "what a generator gives out and reads no more": """
 def batches():
     for _ in range(2):
@@ -3569,21 +3601,6 @@ class Gate(torch.autograd.Function):
         return g * slope
 def run():
     y = Gate.apply(x @ w)
-    y.sum().backward(retain_graph=True)
-    y.square().sum().backward()
-""",
-    "a Function that writes its own save": """
-class Exp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h):
-        ctx.save_for_backward(h)
-        return h.exp()
-    @staticmethod
-    def backward(ctx, g):
-        (h,) = ctx.saved_tensors
-        return g * h.exp_()
-def run():
-    y = Exp.apply(x @ w)
     y.sum().backward(retain_graph=True)
     y.square().sum().backward()
 """,

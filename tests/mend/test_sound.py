@@ -87,7 +87,7 @@ def test_a_change_gives_the_right_gradients_and_nothing_else_to_find(tmp_path, b
     for edits in first_changes(findings):
         assert edits
         changed = applied(program.text, edits)
-        clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved)
+        clones = saved_tensors_hooks(lambda saved: saved.detach().clone(), lambda saved: saved.clone())
         right = program.gradients(_seen_by_hooks(program.text), clones)
         assert all_equal(program.gradients(changed), right)
         mended = Program(tmp_path, body)

@@ -281,9 +281,10 @@ class Prover:
             if read := comparison.reads_differ(before.of(full), lines.of(found)):
                 return read
             if (is_cut or compared.sums_differ) and (left := lines.unreached(found, result)):
-                if not (runs := self._to_the_end(stage, patch)) or lines.unknown:
+                ends = None if lines.unknown else self._to_the_end(stage, patch)
+                if ends is None:
                     return left
-                if read := comparison.reads_differ(*(one.of(each) for one, each in zip((before, lines), runs))):
+                if read := comparison.reads_differ(before.of(ends[0]), lines.of(ends[1])):
                     return read
         if not is_cut:
             return ""
@@ -294,14 +295,15 @@ class Prover:
             comparison.starved(full, found) if stage.carries else comparison.steps_differ(full, found, truncated=True)
         )
 
-    def _to_the_end(self, stage: Stage, patch: Patch) -> list[list[dict[str, Any]]]:
-        """Return what a reference and a patched run come to at the ends of both; empty if one takes long."""
+    def _to_the_end(self, stage: Stage, patch: Patch) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | None:
+        """Return what the reference and the patched program come to in whole runs; None if one does not end soon."""
         longest = min(self._seconds, TO_THE_END)
         orders = stage.references.order, self._order("watch", patch)
         trials = [self._launcher.start(replace(one, backwards=sys.maxsize, seconds=longest)) for one in orders]
-        results = [one.result() for one in trials]
-        ends = all(one.ended is Ended.WELL for one in results)
-        return [evidence.read(one.evidence) for one in results] if ends else []
+        one, other = (each.result() for each in trials)
+        if not one.ended is other.ended is Ended.WELL:
+            return None
+        return evidence.read(one.evidence), evidence.read(other.evidence)
 
     def _by_loss(
         self, before: list[dict[str, Any]], found: list[dict[str, Any]], result: Result, codes: Iterable[str] = ()

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_for
 from noclobber.mend.holders.holding import is_new, is_read_last
+from noclobber.mend.holders.seen import hold_alone, holders_at
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.events import Refusal
@@ -91,7 +92,9 @@ def apart(scene: Scene) -> Iterator[Change]:
     edits = dict[Edit, str]()
     for write in scene.writes():
         given = _sources(scene, write)
-        if not given or not all(_is_aside(write.file, one) for one in given):
+        shown = [_shown_aside(one) for one in given]
+        is_last = _is_written_alone(scene, write) or all(is_read_last(write.file, one) for one in shown if one)
+        if not given or None in shown or not is_last:
             return
         for one in given:
             copy = ".copy()" if calls(one, "numpy") else ".clone()"
@@ -122,21 +125,26 @@ def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
     return [row.value] if row is not None else []
 
 
-def _is_aside(file: File, value: ast.expr) -> bool:
-    """`out.data[0]`, `out.detach().numpy()`: whether it shares the memory of what nothing reads after it, unknown to
-    autograd."""
+def _shown_aside(value: ast.expr) -> ast.Name | None:
+    """`out` of `out.data[0]` and of `out.detach().numpy()`, which share its memory, unknown to autograd."""
     is_shared = False
     while isinstance(value, (ast.Attribute, ast.Call, ast.Subscript)):
         is_shared |= last_name(value) == "data" or called(value) in ("detach", "numpy")
         if isinstance(value, ast.Call) and (values(value) or called(value) not in ("detach", "numpy", "cpu")):
-            return False
+            return None
         if isinstance(value, ast.Attribute) and value.attr != "data":
-            return False
+            return None
         inner = owner(value) if isinstance(value, ast.Call) else value.value
         if inner is None:
-            return False
+            return None
         value = inner
-    return is_shared and isinstance(value, ast.Name) and is_read_last(file, value)
+    return value if is_shared and isinstance(value, ast.Name) else None
+
+
+def _is_written_alone(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if nothing that was seen to hold what is written reads it later, but by the written name."""
+    held, name = holders_at(scene.finding, write.file, write.statement), write.name.partition(".")[0]
+    return held is not None and hold_alone({name}, write.file, write.statement, held)
 
 
 def packed_apart(scene: Scene) -> Iterator[Change]:

@@ -26,7 +26,7 @@ from torch.autograd.function import BackwardCFunction
 from noclobber.model.seen.events import MOST_MODULES, Holder, without_indexes
 from noclobber.model.source import Owner, Site, owner_of
 from noclobber.observe.core.context import Context
-from noclobber.observe.core.seen.handles import Given, Handle
+from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Looked, Record, looked_at
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.describe.called import calls_to, module_path
@@ -295,7 +295,7 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     unknown, cells = list[Any](), 0
     referrers = [one for one in gc.get_referrers(*on) if one is not on]
     for one in filter(_is_of_generator, referrers):
-        if not one.gi_running:
+        if one.gi_frame is not None and not one.gi_running:
             seen.add_frame(one.gi_frame, passes=False)
     if any(sys.getrefcount(several[0]) > 2 * len(several) + 2 for several in seen.tuples.values()):
         return False  # more than the variables, the two lists, and the argument
@@ -306,7 +306,7 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
         for part in gc.get_referents(one):
             if id(part) in seen.counts:
                 seen.counts[id(part)] += 1
-        is_ours = isinstance(one, (tensor_state.Weak, Handle, Given))
+        is_ours = str(type(one).__module__).partition(".")[0] == "noclobber"
         is_named = is_ours or id(one) in {*seen.known, *seen.tuples} or isinstance(one, CellType)
         if not is_named and not _is_of_ctx(one, referrers):
             unknown.append(one)

@@ -121,6 +121,9 @@ class _Unseen:
     waited: float = 0
     """Backward calls since the write."""
     thread: int = field(default_factory=get_ident)
+    alias: torch.Tensor | None = None
+    """Of what is being written, until the write is over: one that makes the tensor larger does not resize it. It is
+    held here and by no closure, which would count as one of the program's (describe/holders.py)."""
 
     def has_changed(self, tensor: torch.Tensor, old: torch.Tensor | None) -> bool:
         """Return True if any element differs from `old`, or if that cannot be known. Records which elements differ.
@@ -250,12 +253,13 @@ class UntrackedWrites:
                 self._context.bus.not_seen("writes that autograd does not see, to tensors that show no numbers")
                 return None
             old = values.clone() if values.nbytes <= _LARGEST else None
-            alias = tensor_state.detach(tensor)  # a write that makes the tensor larger does not resize this alias
+            alias = tensor_state.detach(tensor)
         noted = record(written, tensor, key, place_of(frame), self._context.thread)
-        unseen = _Unseen(noted, how, target, clobbers.later_of(tensor))
+        unseen = _Unseen(noted, how, target, clobbers.later_of(tensor), alias=alias)
 
         def after() -> None:
-            if unseen.has_changed(alias, old):
+            shown, unseen.alias = unseen.alias, None
+            if shown is not None and unseen.has_changed(shown, old):
                 self._waiting.append(unseen)
 
         return after, True
