@@ -184,6 +184,13 @@ def its_data():
     return h
 
 
+def an_output():
+    h = torch.ones(3)
+    y = h * torch.ones(3, requires_grad=True)
+    torch.add(torch.ones(3), 1, out=h)
+    return y
+
+
 def a_default():
     h = made()
 
@@ -216,6 +223,7 @@ NAMES = {
     a_variable_of_a_generator: {"h", "mine"},
     a_default: {"h", ""},
     its_data: {"h", "data"},
+    an_output: {"h"},
 }
 
 

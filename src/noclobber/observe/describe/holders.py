@@ -311,8 +311,8 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
         if not is_named and not _is_of_ctx(one, referrers):
             unknown.append(one)
     part = None
-    # A tuple of arguments is held by the call alone, which is under way.
-    if any(type(one) is not tuple for one in unknown) or cells > len(seen.cells):
+    # What has the arguments is held by the call alone, which is under way.
+    if not all(type(one) is tuple or _has_output(one) for one in unknown) or cells > len(seen.cells):
         return False
     if not _are_under_way(unknown, seen.in_frames, referrers):
         return False
@@ -330,14 +330,19 @@ def _is_of_generator(one: object) -> TypeGuard[GeneratorType[Any, Any, Any]]:
     return type(one) is GeneratorType and owner_of(one.gi_code.co_filename) is Owner.USER
 
 
+def _has_output(one: object) -> bool:
+    """Return True for the keyword arguments of `torch.add(a, b, out=h)`."""
+    return type(one) is dict and "out" in one
+
+
 def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]) -> bool:
-    """Return True if nothing but calls and loops that are under way holds some tuples, and no variable their iterators:
+    """Return True if nothing but calls and loops that are under way holds some arguments and parts, and no variable these:
     `enumerate(x.unbind())` gives each part once."""
     while unknown:
         one = unknown.pop()
         if isinstance(one, GeneratorType) and _passes_on(one.gi_code):
             continue  # the region of a checkpoint is under way
-        if type(one) not in _GIVING or id(one) in in_frames:
+        if not (type(one) in _GIVING or _has_output(one)) or id(one) in in_frames:
             return False
         unknown += [up for up in gc.get_referrers(one) if up is not unknown and up is not referrers]
     return True
