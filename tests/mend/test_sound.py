@@ -108,6 +108,32 @@ def test_a_change_of_a_script_is_right_and_not_shown_where_its_functions_are_cal
     assert not any(first_changes(program.findings()))
 
 
+@pytest.mark.parametrize(
+    ("made", "is_known"),
+    [
+        ("", True),
+        ("wide = torch.ones(4, dtype=torch.float64)", False),
+        ("kept = {'wide': [torch.ones(4, dtype=torch.float64)]}", False),
+        ("h += torch.ones(4, dtype=torch.float64)", False),
+    ],
+)
+def test_out_of_place_the_type_stays_unless_a_wider_one_is_in_reach(tmp_path, made, is_known):
+    body = f"""
+def run():
+    {made}
+    h = (x @ w).tanh()
+    h += 1
+    h.sum().backward()
+def told():
+    return w.grad.double().norm()
+"""
+    program = Program(tmp_path, body)
+    program.text = program.text.replace(made, "").replace("    h += 1", f"    {made}") if "+=" in made else program.text
+    program.text = program.text.replace(", dtype=torch.float64, requires_grad", ", requires_grad")
+    ((edit,),) = first_changes(program.findings())
+    assert ("clone" not in edit.replacement) is is_known
+
+
 def reworded(finding):
     """The finding as a report brings it back, with other words everywhere."""
     told = built(Finding, finding_out(finding))

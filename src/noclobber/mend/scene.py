@@ -215,12 +215,19 @@ class Scene:
 
     def keeps_type(self, file: File) -> bool:
         """Return True if out of place the result has the element type of the tensor too, as no operand has a wider one,
-        or has no part in it."""
-        ops = set(self.ops())
+        or has no part in it: none was seen, and what the writes call makes none; or the file has no word for one."""
+        ops, event = set(self.ops()), self.finding.event
         if ops and ops <= KEEPS_TYPE:
             return True
         dtype = self.finding.tensor.dtype.removeprefix("torch.") if self.finding.tensor is not None else ""
-        return dtype in _WIDE and (dtype not in _SINGLE or _WIDER.isdisjoint(names_used(file.tree)))
+        if dtype not in _SINGLE:
+            return dtype in _WIDE
+        seen = [event] if isinstance(event, Refusal) else self.finding.writes
+        run: list[ast.AST] = [file.tree]
+        if seen and all(one.is_widest for one in seen) and not calls(file.tree, "set_default_dtype"):
+            rows = [one.statement for one in self.writes()]
+            run = [*rows, *(each for one in rows for each in run_by(self, one))]
+        return all(_WIDER.isdisjoint(names_used(one)) for one in run)
 
     def files(self) -> list[File]:
         """The files of the user's own labels and of the calls that lead there, then the modules that these import from

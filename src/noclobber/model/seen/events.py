@@ -156,6 +156,8 @@ class Write:
     """All names under which the program held the written bytes when this line wrote; None if that is not known."""
     apart: tuple[Holder, ...] = ()
     """Variables that held tensors of other memory whenever this line was seen to write."""
+    is_widest: bool = False
+    """Whether no tensor that the line's variables lead to was seen to have a wider element type; False if not known."""
     modules: tuple[str, ...] = ()
     """The modules that were called when this line wrote, as far as it was seen: "net.blocks.0"."""
     calls: tuple[Site, ...] = ()
@@ -232,7 +234,8 @@ class Refusal:
     """Whether none has a new value, and nodes since the last backward of the line lead to leaves that they come from:
     each turn runs the same module itself."""
     holders: tuple[Holder, ...] | None = None
-    """As of a `Write`, for what was not written; so are `modules` and `calls`."""
+    """As of a `Write`, for what was not written; so are `is_widest`, `modules` and `calls`."""
+    is_widest: bool = False
     modules: tuple[str, ...] = ()
     calls: tuple[Site, ...] = ()
     carries_gradient: bool | None = None

@@ -380,6 +380,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 again=again,
                 holders=seen.holders if seen else None,
                 apart=seen.apart if seen else (),
+                is_widest=seen is not None and seen.is_widest,
                 modules=seen.modules if seen else (),
                 calls=seen.calls if seen and not is_same_line else (),
             )

@@ -79,7 +79,7 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
     with modes.plain():
         frame = sys._getframe()
         is_late = sum(spent) >= _MOST_SECONDS
-        found = None if is_late else _holders(tensor, key, handles, frame)
+        found, is_widest = (None, False) if is_late else _holders(tensor, key, handles, frame)
         if module := module_path(frame):
             known.modules = tuple(dict.fromkeys((*known.modules, module)))
         known.calls = known.calls or calls_to(frame)
@@ -89,6 +89,7 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
     spent.append(time.thread_time() - begun)
     if not is_late or known.times == 1:
         known.holders = _both(known.holders, found)
+        known.is_widest &= is_widest
     return True
 
 
@@ -106,24 +107,27 @@ def _both(known: tuple[Holder, ...] | None, found: tuple[Holder, ...] | None) ->
 
 def _holders(
     tensor: torch.Tensor, key: int, handles: list[Handle], frame: FrameType | None
-) -> tuple[Holder, ...] | None:
-    """Return the names; None if there may be others. `frame` and those above it may hold the tensor too."""
+) -> tuple[tuple[Holder, ...] | None, bool]:
+    """Return the names, None if there may be others, and whether no other tensor there is known to be of a wider type.
+
+    `frame` and those above it may hold the tensor too.
+    """
     if gc.get_freeze_count() > frozen:
-        return None
+        return None, False
     frames = list(outward(frame))
     begin = next((i for i, one in enumerate(frames) if owner_of(one.f_code.co_filename) is Owner.USER), None)
     if begin is None or not _may_be_written_anew(frames[:begin]):
-        return None
+        return None, False
     on = _tensors_on(key, geometry(tensor))
     if any(map(_is_special, on)) or _is_held_elsewhere(on):
-        return None
+        return None, False
     seen = _Seen({id(one): 0 for one in on})
     seen.add_handles(handles)
     if id(tensor) not in seen.counts:  # it has no elements, and so no bytes that anybody could read
-        return None
+        return None, False
     for i, one in enumerate(frames):
         if not seen.add_frame(one, passes=i < begin or _passes_on(one.f_code)):
-            return None
+            return None, False
     for inner, outer in pairwise(frames):
         own = variables(outer)
         if _is_of_module(inner.f_code, "_wrapped_call_impl"):
@@ -131,8 +135,8 @@ def _holders(
         elif own.get("kwargs") and _is_of(outer.f_code, *_WITHOUT_DYNAMO):
             seen.called_with.update(map(id, own["args"]))
             seen.in_call = _IN_CALL - 1  # an operand of the program's may lie on the stack as well
-    seen.add_paths(frames[begin])
-    return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None
+    is_widest = seen.add_paths(frames[begin], tensor.dtype)
+    return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None, is_widest
 
 
 def _may_be_written_anew(inside: list[FrameType]) -> bool:
@@ -256,10 +260,13 @@ class _Seen:
                 self._name(Holder(name, Site(code, frame.f_lasti)), number)
         return True
 
-    def add_paths(self, frame: FrameType) -> None:
-        """Add what the variables of a frame lead to, and the variables of its file."""
-        own, site = set(variables(frame)), Site(frame.f_code, frame.f_lasti)
+    def add_paths(self, frame: FrameType, dtype: torch.dtype) -> bool:
+        """Add what the variables of a frame lead to, and the variables of its file. Returns False if any tensor there
+        has a type that is wider than `dtype`."""
+        own, site, is_widest = set(variables(frame)), Site(frame.f_code, frame.f_lasti), True
         for held in reachable([frame]):
+            if isinstance(held.value, torch.Tensor):
+                is_widest &= not _is_wider(held.value.dtype, dtype)
             if id(held.value) not in self.counts or (held.owner is None and held.name in own):
                 continue
             if held.owner is None:
@@ -270,6 +277,7 @@ class _Seen:
             elif held.kind != "name":
                 self.known |= set(map(id, _dicts_of(held.owner)))
                 self._name(Holder(held.name if can_hold_another(held) else "", site), id(held.value))
+        return is_widest
 
     def _name(self, holder: Holder, number: int) -> None:
         place = without_indexes(holder.name)
@@ -277,6 +285,14 @@ class _Seen:
             holder = replace(holder, name="")
         self.holders.append(holder)
         self.named.add(number)
+
+
+def _is_wider(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Return True if an operator on tensors of a real or complex type and of another one does not give the other."""
+    parts = [one.to_real() if one.is_complex else one for one in (dtype, other)]
+    is_number = dtype.is_floating_point or dtype.is_complex
+    is_longer = is_number and parts[0].itemsize > parts[1].itemsize
+    return is_longer or (dtype.is_complex and not other.is_complex)
 
 
 def _dicts_of(owner: Any) -> list[Any]:

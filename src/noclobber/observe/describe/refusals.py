@@ -149,7 +149,8 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     refusal = Refusal(message, site, op, about, _created(tensor, message, context.memory), expanded=expanded)
     if (seen := seen_at(place)) is None:
         return refusal
-    return replace(refusal, holders=seen.holders, modules=seen.modules, calls=seen.calls)
+    told = replace(refusal, holders=seen.holders, is_widest=seen.is_widest)
+    return replace(told, modules=seen.modules, calls=seen.calls)
 
 
 def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:

@@ -48,6 +48,8 @@ class Looked:
     holders: tuple[Holder, ...] | None = ()
     apart: tuple[Holder, ...] = ()
     """Variables that held tensors of other memory at each of these times."""
+    is_widest: bool = True
+    """Whether no tensor that the variables of the line led to had a wider element type, at each of these times."""
     modules: tuple[str, ...] = ()
     calls: tuple[Site, ...] = ()
 
