@@ -8,6 +8,7 @@ import torch
 from noclobber.fix.proof.levels import Level
 from noclobber.fix.proof.trials.job import Order
 from noclobber.fix.proof.trials.launcher import launching
+from noclobber.mend.cures import candidates
 from noclobber.observe.gradient_trace import evidence
 from tests.fix import programs
 
@@ -256,6 +257,38 @@ def test_what_a_hook_writes_is_compared_with_a_run_that_hands_out_clones(bench):
     assert gradient.tolist() == [17, 17, 17]  # by hand: 2 + 5 * 3
     assert it.judged(("gradient.mul_(5)", "gradient * 4")).differs
     assert it.judged(("b.register_hook(lambda gradient: gradient.mul_(5))", "pass")).differs
+
+
+@pytest.mark.parametrize(
+    ("register", "arguments", "shared"),
+    [
+        ("register_full_backward_pre_hook", "gradients", "f(h) + h"),
+        ("register_full_backward_hook", "gradients, _", "f(h, h.detach() * w)"),
+    ],
+)
+def test_what_a_hook_of_a_module_writes(bench, register, arguments, shared):
+    text = (
+        "import torch\n"
+        "class Module(torch.nn.Module):\n"
+        "    def forward(self, a, b=None):\n"
+        "        return a * 1 if b is None else a + b\n"
+        f"def halve(module, {arguments}):\n"
+        "    gradients[0].mul_(0.5)\n"
+        "f, w = Module(), torch.ones(3, requires_grad=True)\n"
+        f"f.{register}(halve)\n"
+        "h = w * 2\n"
+        f"(({shared}) * torch.ones(3)).sum().backward()\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC206"
+    patch = candidates(it.finding, lambda path: text)[0]
+    (edit,) = patch.edits
+    assert edit.replacement == "return (gradients[0].mul(0.5), *gradients[1:])"
+    right = it.judged(("gradients[0].mul_(0.5)", edit.replacement))
+    assert right.level is Level.PROVEN, right.why
+    ((_, found, _),) = evidence.read(right.result.evidence)[0]["leaves"]
+    assert found.tolist() == [3, 3, 3]  # by hand: 2 * (0.5 + 1), and 2 * 0.5 + 2
+    assert it.judged(("gradients[0].mul_(0.5)", "pass")).differs
 
 
 @pytest.mark.parametrize(("trained", "proven"), [("", True), ("\nslow = torch.optim.SGD([v], 0.1)", False)])

@@ -286,7 +286,7 @@ def test_a_hook_is_labelled_where_it_is_registered_unless_that_is_the_write() ->
     line = HOOKS.at("h.register_hook(lambda g: g.mul_(k))")
     finding = the(GradientWrite(write("aten::mul_", HOOKS.at("g.mul_(k)")), "hook", "<lambda>", read, line))
     assert [one.role for one in finding.labels] == ["write", "read"]
-    assert finding.message.startswith("a tensor hook writes into a gradient")
+    assert finding.message.startswith("a hook writes into a gradient")
     assert told(finding, "read").text.startswith("backward runs the hook here")
 
 

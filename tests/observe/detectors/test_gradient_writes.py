@@ -373,3 +373,55 @@ def test_the_graph_of_an_overwritten_gradient_is_freed_with_its_tensors():
         finally:
             gc.enable()
     assert [one.code for one in seen.findings] == ["NC206"]
+
+
+class Sum(torch.nn.Module):
+    def forward(self, a, b):
+        return a + b
+
+
+def what_it_gave(module, made, given):
+    given[0].mul_(10)
+
+
+def what_it_makes(module, made, given):
+    made[0].mul_(10)
+
+
+def makes_anew(module, made, given):
+    return (made[0] * 10, *made[1:])
+
+
+def of_tanh(x, y, hook, *, joined):
+    f = torch.nn.Tanh()
+    f.register_full_backward_hook(hook)
+    h = x * y
+    return f(h) + h * joined
+
+
+def of_a_sum(x, y, hook, *, joined):
+    f = Sum()
+    f.register_full_backward_hook(hook)
+    return f(x * 1, y * 1 if joined else y.detach())
+
+
+@pytest.mark.parametrize("joined", [0, 1])
+@pytest.mark.parametrize(
+    ("make", "write", "right"),
+    [
+        (of_tanh, what_it_gave, lambda *_: None),
+        (of_tanh, what_it_makes, makes_anew),
+        (of_a_sum, what_it_makes, makes_anew),
+    ],
+)
+def test_hooks_of_modules(make, write, right, joined):
+    """`joined`: whether another part of the graph gets what the hook may write."""
+
+    def program(hook):
+        x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+        (make(x, y, hook, joined=joined) * W).sum().backward()
+        return [one.grad for one in (x, y) if one.grad is not None]
+
+    heard, gradients = hear(lambda: program(write))
+    assert all_equal(gradients, bare(lambda: program(write)))
+    assert bool(heard.events) == (not all_equal(gradients, program(right)))

@@ -63,9 +63,36 @@ def given_new(scene: Scene) -> Iterator[Change]:
             scene.finding.cause is Cause.HOOKED and not write.name
         )
         if in_hook or _in_backward(write):
+            if (part := _part_of_tuple(write)) is not None:
+                yield from part
+                continue
             yield from rebound(write, in_hook=True)
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
-            yield from change(f"write into a clone of `{write.name}`", [edit], 2)
+            if edit is not None and not is_in_vain(write, [edit]):
+                yield from change(f"write into a clone of `{write.name}`", [edit], 2)
+
+
+def _part_of_tuple(write: WriteSyntax) -> Iterator[Change] | None:
+    """`return (grads[0] * k, *grads[1:])` for `grads[0].mul_(k)` as the last statement of a module's hook, which has the
+    gradients that it may return as its second argument; None for another write."""
+    file, scope, target = write.file, write.file.scope(write.statement), write.target
+    if (
+        not isinstance(scope, FUNCTION)
+        or not isinstance(target, ast.Subscript)
+        or not isinstance(target.value, ast.Name)
+    ):
+        return None
+    names, at = [one for one in parameters(scope) if one != "self"], target.slice
+    if target.value.id not in names[1:] or not isinstance(at, ast.Constant) or not isinstance(at.value, int):
+        return None
+    name, edits = target.value.id, out_of_place(write)
+    text = edits[0].replacement.partition(" = ")[2] if len(edits) == 1 else ""
+    is_last = scope.body[-1] is write.statement and next(walk(scope, ast.Return), None) is None
+    if names[1] != name or not text or not is_last or at.value < 0:
+        return iter(())
+    before = f"*{name}[:{at.value}], " if at.value else ""
+    edit = replace(file, write.statement, f"return ({before}{text}, *{name}[{at.value + 1}:])")
+    return change(f"{TITLE}, and return the result from the hook", [edit], 1)
 
 
 def _in_backward(write: WriteSyntax) -> bool:

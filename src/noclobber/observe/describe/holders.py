@@ -352,7 +352,7 @@ def _has_output(one: object) -> bool:
 
 
 def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]) -> bool:
-    """Return True if nothing but calls and loops that are under way holds some arguments and parts, and no variable these:
+    """Return True if nothing but calls and loops that are under way holds some arguments and parts, and no variable:
     `enumerate(x.unbind())` gives each part once."""
     while unknown:
         one = unknown.pop()

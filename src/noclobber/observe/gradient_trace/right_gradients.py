@@ -24,6 +24,7 @@ from noclobber.observe.core.calls import natives
 from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.patches import Patches
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 
 def clone_saves() -> None:
@@ -90,24 +91,33 @@ def _unbound(one: Any, dim: int | None, pairs: list[tuple[Any, int | None]]) -> 
 
 
 def hand_out_clones() -> None:
-    """Give each hook on a tensor and each custom backward a clone of its gradient, so that no one else sees its writes.
+    """Give each hook on a tensor or a module, and each custom backward, clones of its gradients, so that no one else sees
+    its writes.
 
-    If a hook returns nothing but has written to its gradient, the written clone is the result, as with PyTorch alone.
+    If a hook returns nothing but has written to what it may return, the written clone is the result, as with PyTorch
+    alone.
     """
-    put = Patches().put
-    register_hook: Callable[..., object] = torch.Tensor.register_hook
-
-    def registered(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> object:
-        def of_a_clone(gradient: torch.Tensor) -> torch.Tensor | None:
-            own = gradient.clone()
-            before, result = own._version, hook(own)
-            return own if result is None and own._version != before else result
-
-        return register_hook(tensor, of_a_clone)
-
-    put(torch.Tensor, "register_hook", registered)
+    put, module = Patches().put, torch.nn.Module
+    put(torch.Tensor, "register_hook", _registering(torch.Tensor.register_hook, 0))
+    for name in ("register_full_backward_hook", "register_full_backward_pre_hook"):
+        put(module, name, _registering(getattr(module, name), 1))
     for name, native in natives().items():
         put(BackwardCFunction, name, _with_clones(native))
+
+
+def _registering(register: Callable[..., object], at: int) -> Callable[..., object]:
+    """Return the method that registers a hook which gets clones. `at`: the position of what it may return another of."""
+
+    def registered(of: object, hook: Callable[..., object], *args: object, **kwargs: object) -> object:
+        def of_clones(*given: object) -> object:
+            own = pytree.tree_map(_clone, given)
+            result = hook(*own)
+            is_written = any(one._version for one in tensors_in(own[at]))
+            return own[at] if result is None and is_written else result
+
+        return register(of, of_clones, *args, **kwargs)
+
+    return registered
 
 
 def _with_clones(native: Callable[..., object]) -> Callable[..., object]:

@@ -366,8 +366,9 @@ class Gradients:
     def _written(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType, node: Any) -> None:
         """Record a write if it goes to a gradient that the engine gave to `node`."""
         frames = list(takewhile(lambda above: above.f_code.co_name != ENGINE, outward(frame)))
-        arguments = (argument for call in _called(frames) for argument in _arguments(call))
-        given = next((argument for argument in arguments if storages.storage_key(argument) == key), None)
+        arguments = ((call, argument) for call in _called(frames) for argument in _arguments(call))
+        found = ((call, one) for call, one in arguments if storages.storage_key(one) == key)
+        call, given = next(found, (frames[-1], None))
         if given is None and getattr(getattr(node, "_forward_cls", None), "boxed_grads_call", False):
             given = tensor  # the gradient came in a list, which the Function may have emptied by now
         if given is None:
@@ -390,6 +391,8 @@ class Gradients:
             site_of(next((self._places[above.f_code] for above in frames if above.f_code in self._places), None)),
         )
         spoil = Spoil(tensor, node, event, clobbers.later_of(tensor))
+        if by == "hook" and (call is not frames[-1] or _is_given_twice(call, key)):
+            spoil.heirs = set()  # the engine passes something else on, or the same to several nodes
         for run in self._under_way():
             run.expect(spoil)
 
@@ -426,6 +429,12 @@ def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
     return tensor_state.tensors_in(*(frame.f_locals.get(name) for name in code.co_varnames[:count]))
+
+
+def _is_given_twice(call: FrameType, key: int) -> bool:
+    """Return True if a call got one memory as several gradients, as of the inputs of a sum."""
+    given = (call.f_locals.get(name) for name in call.f_code.co_varnames[: call.f_code.co_argcount])
+    return any([*map(storages.storage_key, tensor_state.tensors_in(one))].count(key) > 1 for one in given)
 
 
 def _keys(args: tuple[object, ...]) -> list[int]:

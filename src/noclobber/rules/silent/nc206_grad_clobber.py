@@ -1,8 +1,8 @@
 """NC206 grad-clobber: code that runs in backward writes into a gradient or a saved tensor that others still need
 
 What happens
-    A tensor hook or the `backward` of a custom Function writes in place: into the gradient that it gets, or into a
-    tensor that was saved. Another part of the graph gets the same tensor later, and computes with the changed
+    A hook on a tensor or a module, or the `backward` of a custom Function, writes in place: into the gradient that it
+    gets, or into a tensor that was saved. Another part of the graph gets the same tensor later, and computes with the changed
     values. Nothing is raised.
 
 Why
@@ -91,4 +91,4 @@ def _who(event: GradientWrite) -> str:
     if event.by == "function":
         return f"the backward of `{event.name}`" if event.name else "the backward of a custom Function"
     named = event.name and not event.name.startswith("<")
-    return f"the hook `{event.name}`" if named else "a tensor hook"
+    return f"the hook `{event.name}`" if named else "a hook"
