@@ -2376,6 +2376,36 @@ def run():
 """,
         lambda x, w: torch.autograd.grad(((x @ w)[1:, :2] * (x @ w)[1:, 2:]).sum(), [x, w]),
     ),
+    "weights of an inner loop that goes through a dict": (
+        """
+def adapt():
+    fast = dict(w=w)
+    for _ in range(2):
+        loss = (x @ fast["w"]).square().mean()
+        grads = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+        for (name, p), grad in zip(fast.items(), grads):
+            p -= 0.1 * grad
+    return fast
+def run():
+    (x @ adapt()["w"]).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ _adapted(x, w)).sum(), [x, w]),
+    ),
+    "weights of an inner loop that goes through a list and counts": (
+        """
+def adapt():
+    fast = [w]
+    for _ in range(2):
+        loss = (x @ fast[0]).square().mean()
+        grads = torch.autograd.grad(loss, fast, create_graph=True)
+        for i, (p, grad) in enumerate(zip(fast, grads)):
+            p -= 0.1 * grad
+    return fast[0]
+def run():
+    (x @ adapt()).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ _adapted(x, w)).sum(), [x, w]),
+    ),
     "weights of an inner loop in a dict": (
         """
 def adapt():
@@ -3128,6 +3158,16 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "weights of an inner loop that goes through a list of its caller": """
+def adapt(fast):
+    grads = torch.autograd.grad((x @ fast[0]).square().mean(), fast, create_graph=True)
+    for p, grad in zip(fast, grads):
+        p -= 0.1 * grad
+def run():
+    fast = [w]
+    adapt(fast)
+    (x @ fast[0]).sum().backward()
+""",
     "statistics of a module that a call in eval mode keeps": """
 class Net(nn.Module):
     def __init__(self):

@@ -130,7 +130,7 @@ def by_derivative(
     if known and not reference.result.custom and not reference.result.given:
         why = "its gradient is not the one that forward mode gives without the patch"
         return Verdict(False, why=why, differs=True, result=result)
-    if not known and (how := _own_agreement(stage, alone)):
+    if (not known or reference.result.custom) and (how := _own_agreement(stage, alone)):
         proof = f"{loss}; {how}; {BEYOND}"
         return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
     lacking = (_OF_ITS_OWN if reference.result.custom else _OF_OTHERS) if known else _DISAGREES

@@ -122,15 +122,22 @@ def put_into(scene: Scene) -> Iterator[Change]:
     No other name holds an item, and nothing calls the module whose parameters these are."""
     for write in scene.writes() if scene.is_leaf else ():
         file, found = write.file, write.statement
-        if isinstance(found, ast.AugAssign) and is_item_of_new(file, found.target, found):
-            event = scene.finding.event
-            is_sound = isinstance(event, Refusal) and event.carries_gradient is True and not event.of_itself
-            is_sound &= _is_of_graph(file, found) and not _is_held_besides(file, found)
+        of = found.target if isinstance(found, ast.AugAssign) else None
+        if isinstance(of, ast.Subscript) and is_item_of_new(file, of, found):
+            is_sound = is_update_in_graph(scene, write) and not is_held_besides(file, of.value, found)
             yield from change(TITLE, out_of_place(write), 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
 
 
+def is_update_in_graph(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if a refused update of a leaf is made of what `autograd.grad` gives with a graph: only a new tensor
+    carries that on."""
+    event, file, found = scene.finding.event, write.file, write.statement
+    if not isinstance(event, Refusal) or event.carries_gradient is not True or event.of_itself:
+        return False
+    return isinstance(found, ast.AugAssign) and _is_of_graph(file, found)
+
+
 def _is_of_graph(file: File, write: ast.AugAssign) -> bool:
-    """Return True if the value of a write is made of what `autograd.grad` gives with a graph."""
     scope = file.scope(write)
     names = names_in(write.value)
     for loop in file.loops(write):
@@ -141,10 +148,9 @@ def _is_of_graph(file: File, write: ast.AugAssign) -> bool:
     return any(is_given(one, "create_graph", True) for one in made)
 
 
-def _is_held_besides(file: File, write: ast.AugAssign) -> bool:
+def is_held_besides(file: File, of: ast.expr, write: ast.stmt) -> bool:
     """Return True if a name is bound to an item of the container that is written, or what the container was made of is
     called."""
-    of = write.target.value if isinstance(write.target, ast.Subscript) else None
     scope, made = file.scope(write), definition(file, of, write)
     items = [file.above[one] for one in uses(scope, dotted(of), ast.Load)]
     held = (one for one in items if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load))

@@ -16,9 +16,15 @@ from typing import NamedTuple
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_for
 from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another, writes_through
+from noclobber.mend.holders.making import is_new_container
 from noclobber.mend.holders.placing import may_be_kept
 from noclobber.mend.holders.seen import hold_alone, holders_at, is_of, node_at
-from noclobber.mend.new_tensors.new_tensor import value_anew, with_those_refused_next
+from noclobber.mend.new_tensors.new_tensor import (
+    is_held_besides,
+    is_update_in_graph,
+    value_anew,
+    with_those_refused_next,
+)
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.operators import SPLITS
@@ -61,9 +67,13 @@ def new_wholes(scene: Scene) -> Iterator[Change]:
 
 
 def _made_anew(scene: Scene) -> Iterator[Change]:
-    for write in scene.writes() if scene.may_write_anew or scene.is_unseen else ():
-        cost, stacked = 1 if scene.is_unseen else 2, scene.code == "NC303"
+    for write in scene.writes():
+        in_graph = scene.is_leaf and is_update_in_graph(scene, write)
+        if not (scene.may_write_anew or scene.is_unseen or in_graph):
+            continue
+        cost, stacked = 1 if scene.is_unseen or in_graph else 2, scene.code == "NC303"
         is_sound = _is_whole_alone(scene, write) if stacked else scene.is_clobber and _is_of_own_list(scene, write)
+        is_sound |= in_graph and _is_of_new(write)
         yield from _of_names(scene, write, cost)
         yield from _into_new(write, cost, stacked=stacked, is_sound=is_sound)
         yield from _into_rows(write, cost, is_sound=is_sound) if stacked else ()
@@ -102,6 +112,17 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
         and all(isinstance(file.above[one], ast.Return) or _only_reads(file, one) for one in used)
         and not any(loop in file.around(one) or _is_item_set(file, one) for one in used)
     )
+
+
+def _is_of_new(write: WriteSyntax) -> bool:
+    """Return True if a loop goes through a container that the function has made, no item of which has another name."""
+    file, found = write.file, taken(write)
+    of = found.whole if found is not None else None
+    while isinstance(of, ast.Call):
+        of = owner(of) or next(iter(of.args), None)
+    if of is None or found is None or any(is_read_below(file, one, found.loop) for one in names_in(found.loop.target)):
+        return False
+    return is_new_container(file, of, write.statement) and not is_held_besides(file, of, write.statement)
 
 
 def _container(whole: ast.expr) -> str:
@@ -303,18 +324,26 @@ def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[C
         yield Change(f"make a new `{name}` out of place", (replace(file, listed, new),), cost)
 
 
+def _uncounted(loop: For) -> tuple[ast.expr, ast.expr]:
+    """The target and the source of a loop; of `for i, x in enumerate(xs)` those of `for x in xs`."""
+    target, source = loop.target, loop.iter
+    if called(source) == "enumerate" and isinstance(target, ast.Tuple) and isinstance(source, ast.Call) and source.args:
+        return target.elts[-1], source.args[0]
+    return target, source
+
+
 def taken(write: WriteSyntax) -> Taken | None:
     """How the innermost `for` around a write takes what is written; None where there is none, or another one does."""
     around = (write.statement, *write.file.around(write.statement))
     loop = next((one for one in around if isinstance(one, FOR)), None)
     if loop is None:
         return None
-    targets, sources = [loop.target], [loop.iter]
-    if isinstance(loop.target, ast.Tuple):
-        zipped = loop.iter
-        if not isinstance(zipped, ast.Call) or called(zipped) != "zip" or len(zipped.args) != len(loop.target.elts):
+    target, zipped = _uncounted(loop)
+    targets, sources = [target], [zipped]
+    if isinstance(target, ast.Tuple):
+        if not isinstance(zipped, ast.Call) or called(zipped) != "zip" or len(zipped.args) != len(target.elts):
             return None
-        targets, sources = loop.target.elts, zipped.args
+        targets, sources = target.elts, zipped.args
     for one, whole in zip(targets, sources, strict=True):
         if isinstance(one, ast.Tuple) and called(whole) == "items" and len(one.elts) == 2:
             one = one.elts[1]

@@ -73,8 +73,8 @@ def given_new(scene: Scene) -> Iterator[Change]:
 
 
 def _part_of_tuple(write: WriteSyntax) -> Iterator[Change] | None:
-    """`return (grads[0] * k, *grads[1:])` for `grads[0].mul_(k)` as the last statement of a module's hook, which has the
-    gradients that it may return as its second argument; None for another write."""
+    """`return (grads[0] * k, *grads[1:])` for `grads[0].mul_(k)` as the last statement of a module's hook, whose second
+    argument are the gradients that it may replace; None for another write."""
     file, scope, target = write.file, write.file.scope(write.statement), write.target
     if (
         not isinstance(scope, FUNCTION)

@@ -91,7 +91,7 @@ def _unbound(one: Any, dim: int | None, pairs: list[tuple[Any, int | None]]) -> 
 
 
 def hand_out_clones() -> None:
-    """Give each hook on a tensor or a module, and each custom backward, clones of its gradients, so that no one else sees
+    """Give each hook on a tensor or a module, and each custom backward, clones of its gradients, so that no other sees
     its writes.
 
     If a hook returns nothing but has written to what it may return, the written clone is the result, as with PyTorch
@@ -106,7 +106,7 @@ def hand_out_clones() -> None:
 
 
 def _registering(register: Callable[..., object], at: int) -> Callable[..., object]:
-    """Return the method that registers a hook which gets clones. `at`: the position of what it may return another of."""
+    """Return the method that registers a hook which gets clones. `at`: the position of what it may replace."""
 
     def registered(of: object, hook: Callable[..., object], *args: object, **kwargs: object) -> object:
         def of_clones(*given: object) -> object:

@@ -2,8 +2,8 @@
 
 What happens
     A hook on a tensor or a module, or the `backward` of a custom Function, writes in place: into the gradient that it
-    gets, or into a tensor that was saved. Another part of the graph gets the same tensor later, and computes with the changed
-    values. Nothing is raised.
+    gets, or into a tensor that was saved. Another part of the graph gets the same tensor later, and computes with
+    the changed values. Nothing is raised.
 
 Why
     Autograd does not copy gradients: an addition passes the same tensor to both of its inputs, and other operations
