@@ -2406,6 +2406,22 @@ def run():
 """,
         lambda x, w: torch.autograd.grad((x @ _adapted(x, w)).sum(), [x, w]),
     ),
+    "a part that a method expands for another one": (
+        """
+class Filter:
+    def __init__(self):
+        self.mean, self.spread = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    def begin(self):
+        return self.mean.expand(3, -1), self.spread.expand(3, -1)
+    def run(self):
+        mean, spread = self.begin()
+        spread *= torch.arange(3.0, dtype=torch.float64)[:, None]
+        return mean.sum() + (x @ w * spread).sum() + self.spread.sum()
+def run():
+    Filter().run().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ w * torch.arange(3.0, dtype=x.dtype)[:, None]).sum(), [x, w]),
+    ),
     "weights of an inner loop in a dict": (
         """
 def adapt():

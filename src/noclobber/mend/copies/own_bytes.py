@@ -56,7 +56,8 @@ SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 def expanded(scene: Scene) -> Iterator[Change]:
     """`.clone()` after `expand` where the tensor is made: in the function of the write, else anywhere.
 
-    First of all where an object keeps it: it may be written again.
+    First of all where an object keeps it: it may be written again. Sound where one call alone expands what was seen to
+    hold the same memory: the refused write has reached nobody.
     """
     title = "give the expanded tensor its own bytes"
     for write in scene.writes() if scene.code == "NC307" else ():
@@ -64,9 +65,11 @@ def expanded(scene: Scene) -> Iterator[Change]:
         if made is not None and calls(made, *_EXPANDS, "broadcast_tensors", "meshgrid"):
             yield Change(title, (append(write.file, made, ".clone()"),), cost)
             continue
-        for file in scene.files():
-            for one in calls(file.tree, *_EXPANDS):
-                yield Change(title, (append(file, one, ".clone()"),), cost)
+        found = [(file, one) for file in scene.files() for one in calls(file.tree, *_EXPANDS)]
+        held = {one.name for one in getattr(scene.finding.event, "holders", None) or ()} - {write.name}
+        of_held = [one for _, one in found if last_name(owner(one)) in {name.rpartition(".")[2] for name in held}]
+        for file, one in sorted(found, key=lambda each: each[1] not in of_held):
+            yield Change(title, (append(file, one, ".clone()"),), cost, is_sound=of_held == [one])
 
 
 def not_shared(scene: Scene) -> Iterator[Change]:
