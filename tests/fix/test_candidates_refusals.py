@@ -145,6 +145,17 @@ def test_views_are_made_with_gradients_recorded() -> None:
     assert lazy.startswith("def tiles(x):\n    return (x[i] for i in range(2))\n")
 
 
+def test_a_view_is_made_outside_of_no_grad() -> None:
+    source = """
+        def f(flat, delta):
+            with torch.no_grad():
+                w = flat[:4]
+            w.add_(delta)
+            return w
+    """
+    assert "    w = flat[:4]\n    w.add_(delta)" in "".join(mended("NC304", source, write="w.add_(delta)")[:2])
+
+
 def test_expanded_tensors_get_their_own_bytes() -> None:
     source = """
         def f(w):

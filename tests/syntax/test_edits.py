@@ -15,6 +15,7 @@ from noclobber.syntax.edits import (
     remove,
     undecorated,
     under_no_grad,
+    unwrapped,
     whole_lines,
     with_argument,
     with_comment,
@@ -175,6 +176,17 @@ def test_statements_under_no_grad() -> None:
     )
     shared = parsed("a -= 1; b -= 1\n")
     assert under_no_grad(shared, shared.tree.body[:1]) == ()
+
+
+def test_a_with_taken_off() -> None:
+    file = parsed("def f():\n  with a, b(\n  ):\n    # first\n    c = (1,\n      2)  # two\n\n    d()\n  e()\n")
+    (block,) = (one for one in ast.walk(file.tree) if isinstance(one, ast.With))
+    text = "def f():\n  # first\n  c = (1,\n    2)  # two\n\n  d()\n  e()\n"
+    assert edited(file, unwrapped(file, block)) == text
+    inline = parsed("with a: b()\n")
+    assert unwrapped(inline, inline.tree.body[0]) == ()  # type: ignore[arg-type]
+    several = parsed('with a:\n    b = """\n    """\n')
+    assert unwrapped(several, several.tree.body[0]) == ()  # type: ignore[arg-type]
 
 
 def test_a_decorator_taken_out() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
 from noclobber.syntax.names import arguments, is_given, keyword
-from noclobber.syntax.tree import FOR, WITH, File, Placed, first_line, last_line, starts
+from noclobber.syntax.tree import FOR, WITH, File, Placed, first_line, has_text_of_lines, last_line, starts
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp)
 
@@ -114,6 +114,19 @@ def with_comment(file: File, row: ast.stmt) -> str:
     span = file.span(row)
     rest = file.line(span.end_line)[span.end_column - 1 :]
     return file.source(row) + (rest if rest.strip().startswith("#") else "")
+
+
+def unwrapped(file: File, block: ast.With | ast.AsyncWith) -> tuple[Edit, ...]:
+    """Edits that take a `with` off its statements; empty where that cannot be done."""
+    outer, inner, first = file.indent(block), file.indent(block.body[0]), lines_of(file, block.body[0])[0]
+    if outer is None or inner is None or first <= block.lineno or any(map(has_text_of_lines, block.body)):
+        return ()
+    numbers = [number for number in range(first, last_line(block) + 1) if file.line(number).strip()]
+    deeper = len(inner) - len(outer)
+    return (
+        whole_lines(file, block.lineno, first - 1),
+        *(Edit(Span(file.path, number, 1, number, deeper + 1), "") for number in numbers),
+    )
 
 
 def undecorated(file: File, decorator: ast.expr) -> Edit:

@@ -25,7 +25,7 @@ from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.operators import SPLITS, VIEWS
 from noclobber.model.units import listed
 from noclobber.rules.shared.texts import function_of
-from noclobber.syntax.edits import append, replace, undecorated
+from noclobber.syntax.edits import append, replace, undecorated, unwrapped
 from noclobber.syntax.names import (
     bindings,
     called,
@@ -46,7 +46,7 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
-from noclobber.syntax.writes import WriteSyntax, base_of, is_number
+from noclobber.syntax.writes import WriteSyntax, base_of, is_number, writes
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
 SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
@@ -198,15 +198,23 @@ def returned_apart(scene: Scene) -> Iterator[Change]:
 
 
 def recorded_views(scene: Scene) -> Iterator[Change]:
-    """Take the decorator from a function that makes views; a list of views that it returns becomes a generator.
+    """Take the `with` off statements that make views, or the decorator from a function that does; a list of views that
+    it returns becomes a generator.
 
     A view that was taken before another view of the same tensor is written is stale: they have to come one by one.
     """
-    writes = scene.writes() if scene.code == "NC304" else []
-    for file in dict.fromkeys([*(write.file for write in writes), *(scene.files() if writes else ())]):
+    written = scene.writes() if scene.code == "NC304" else []
+    for file in dict.fromkeys([*(write.file for write in written), *(scene.files() if written else ())]):
+        for block in walk(file.tree, ast.With):
+            nodes = [one for row in block.body for one in ast.walk(row)]
+            writing = any(isinstance(one, ast.Call) and writes(one) for one in nodes)
+            writing |= any(write.node in nodes for write in written)
+            if writing or [called(one.context_expr) for one in block.items] not in _UNRECORDED:
+                continue
+            yield from change("make these views with gradients recorded", unwrapped(file, block), 2)
         for function in functions(file.tree):
             taken = calls(function, *VIEWS, *SPLITS) != []
-            inside = any(function in file.around(write.node) for write in writes)
+            inside = any(function in file.around(write.node) for write in written)
             if inside or not (taken or any(True for _ in walk(function, ast.Subscript))):
                 continue
             for one in function.decorator_list:
@@ -220,6 +228,7 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
                     yield Change(f"{title}, one at a time", (gone, *lazy), 2)
 
 
+_UNRECORDED = (["no_grad"], ["inference_mode"])
 _MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
 
 
