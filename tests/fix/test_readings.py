@@ -323,3 +323,40 @@ def test_a_write_that_means_the_same_in_each_reading_is_mended(fixed):
     done, left = fixed(RESET.format("loss = loss + h.sum()"), writing=True)
     assert left == RESET.format("loss = loss + h.sum()")
     assert any("only the author can say" in line for line in done.words)
+
+
+QUANTISED = """\
+import torch
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+def quantise(module, args, output):
+    output.data.copy_(torch.round(output.data * 4) / 4)
+net[1].register_forward_hook(quantise)
+net(torch.randn(5, 3)).square().mean().backward()
+"""
+MASKED = """\
+import torch
+
+torch.manual_seed(0)
+w, x = torch.randn(3, 4, requires_grad=True), torch.randn(2, 3)
+@torch.no_grad()
+def mask(h):
+    h[:, :2] = 0
+h = x @ w
+mask(h)
+torch.sigmoid(h).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (QUANTISED, "+    return output + (torch.round(output * 4) / 4 - output).detach()"),
+        (MASKED, "-@torch.no_grad()"),
+    ],
+)
+def test_a_write_in_a_function_of_its_own_has_a_meaning_that_can_be_chosen(fixed, text, line):
+    done, left = fixed(text, writing=True)
+    assert (done.diff, left) == ("", text)
+    assert f"      {line}" in done.words

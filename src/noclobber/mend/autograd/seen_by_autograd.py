@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.copies.clone_first import before_write
+from noclobber.mend.new_tensors.returned import is_forward_hook, returning
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Edit
-from noclobber.model.source import Span
-from noclobber.syntax.edits import replace, undecorated
+from noclobber.syntax.edits import replace, undecorated, unwrapped
 from noclobber.syntax.names import dotted, has_stars, in_tuple, is_read_again, last_name
 from noclobber.syntax.tree import FUNCTION, WITH, With, walk
 from noclobber.syntax.writes import WriteSyntax, is_in_vain, out_of_place, value_of
@@ -44,9 +44,10 @@ def _out_of_guard(write: WriteSyntax) -> Iterator[Change]:
         yield Change(_SEEING, moved, 1 if len(moved) == 1 else 2)
     if not edits and moved:
         yield Change("let autograd see it", moved, 2)
-    for one in scope.decorator_list if isinstance(scope, FUNCTION) and edits else ():
+    kept = () if is_in_vain(write, edits) else edits
+    for one in scope.decorator_list if isinstance(scope, FUNCTION) else ():
         if last_name(one.func if isinstance(one, ast.Call) else one) == "no_grad":
-            yield Change(_SEEING, (undecorated(write.file, one), *edits), 2)
+            yield Change(_SEEING if kept else "let autograd see it", (undecorated(write.file, one), *kept), 2)
 
 
 def out_of_guard(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...] | None:
@@ -56,16 +57,12 @@ def out_of_guard(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...] 
     block = next((one for one in file.around(write.statement) if isinstance(one, WITH) and _guards(one)), None)
     if block is None:
         return tuple(edits)
-    outer, inner = file.indent(block), file.indent(block.body[0])
-    if len(block.items) > 1 or outer is None or inner is None:
+    if len(block.items) > 1:
         return None
     if len(edits) == 1 and len(block.body) == 1 and edits[0].span == file.span(write.statement):
         return (Edit(file.span(block), edits[0].replacement),)
-    head, first = file.span(block), file.span(block.body[0])
-    lines = (number for number in range(first.line + 1, head.end_line + 1) if file.line(number).startswith(inner))
-    shifts = [Edit(Span(file.path, number, 1, number, len(inner) - len(outer) + 1), "") for number in lines]
-    header = Edit(Span(file.path, head.line, head.column, first.line, first.column), "")
-    return (header, *edits, *shifts)
+    gone = unwrapped(file, block)
+    return (*gone, *edits) if gone else None
 
 
 def _guards(block: With) -> bool:
@@ -111,8 +108,11 @@ def _functional_call(write: WriteSyntax) -> Iterator[Change]:
 def straight_through(write: WriteSyntax) -> Iterator[Change]:
     """`h.data.copy_(h.round())` as `h = h + (h.round() - h).detach()`: the new values, and the gradient of the old."""
     file, name, value = write.file, write.name, value_of(write)
-    if not value or not name or not is_read_again(file, name, write.statement):
+    if not value or not name:
         return
     plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
     edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
-    yield from change(f"add the change to `{name}` as a constant", out_of_guard(write, [edit]) or (), 1)
+    if is_read_again(file, name, write.statement):
+        yield from change(f"add the change to `{name}` as a constant", out_of_guard(write, [edit]) or (), 1)
+    elif is_forward_hook(file, file.scope(write.statement)):
+        yield from change(f"return `{name}` with the change to it as a constant", returning(write, [edit]), 1)

@@ -213,11 +213,15 @@ def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False, is_soun
     if not is_in_vain(write, edits):
         yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
         return
-    hooks = calls(write.file.tree, "register_forward_hook")  # which may return another output of a module
-    registered = [last_name(given) for one in hooks for given in one.args[:1]]
-    if in_hook or getattr(write.file.scope(write.statement), "name", None) in registered:
+    if in_hook or is_forward_hook(write.file, write.file.scope(write.statement)):
         title = f"{TITLE}, and return the result from the hook"
         yield from change(title, returning(write, edits), cost)
+
+
+def is_forward_hook(file: File, scope: ast.AST) -> bool:
+    """Return True for a function that the file registers as a forward hook, which may return another output."""
+    hooks = calls(file.tree, "register_forward_hook")
+    return getattr(scope, "name", None) in [last_name(given) for one in hooks for given in one.args[:1]]
 
 
 def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
