@@ -245,6 +245,56 @@ def _waves(w):
 
 
 SOUND = {
+    "a mask that a method draws, and gives out": """
+class Mask:
+    def __init__(self):
+        self.buf = torch.empty(3, 4, dtype=torch.float64)
+    def draw(self):
+        self.buf.bernoulli_(0.5).div_(0.5)
+        return self.buf
+def run():
+    torch.manual_seed(1)
+    mask, h = Mask(), x @ w
+    for _ in range(2):
+        h = h.sin() * mask.draw()
+    h.sum().backward()
+""",
+    "what a method computes into a workspace, and gives out": """
+class Targets:
+    def __init__(self):
+        self.space = torch.empty(3, dtype=torch.float64)
+    @torch.no_grad()
+    def of(self, h):
+        torch.mul(h.amax(1), 0.9, out=self.space)
+        self.space.add_(1.0)
+        return self.space
+def run():
+    targets, total = Targets(), 0.0
+    for turn in range(2):
+        h = (x @ w) * (turn + 1)
+        total = total + F.mse_loss(h[:, 0], targets.of(h))
+    total.backward()
+""",
+    "fast weights in a dict that a function calls a model with": """
+net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+class Inner:
+    def __init__(self, model):
+        self.model = model
+    def loss(self, weights, batch):
+        (rows,) = batch
+        return torch.func.functional_call(self.model, weights, (rows,)).square().mean()
+    def adapt(self, batch):
+        fast = {name: one.clone() for name, one in self.model.named_parameters()}
+        for _ in range(2):
+            slopes = torch.autograd.grad(self.loss(fast, batch), list(fast.values()), create_graph=True)
+            for (name, one), slope in zip(fast.items(), slopes):
+                one -= 0.1 * slope
+        return fast
+def run():
+    inner = Inner(net)
+    inner.loss(inner.adapt((x,)), (x,)).backward()
+    w.grad = net[0].weight.grad
+""",
     "a Function that writes its own save": """
 class Exp(torch.autograd.Function):
     @staticmethod
@@ -1901,6 +1951,21 @@ def run():
 }
 """Programs whose change is sound only where the program begins in their file: another one may call their functions."""
 READ_ELSEWHERE = {
+    "a mask that a method draws, and its caller keeps": """
+class Mask:
+    def __init__(self):
+        self.buf = torch.empty(3, 4, dtype=torch.float64)
+    def draw(self):
+        self.buf.bernoulli_(0.5)
+        return self.buf
+def run():
+    torch.manual_seed(1)
+    mask, h, kept = Mask(), x @ w, []
+    for _ in range(2):
+        kept.append(mask.draw())
+        h = h.sin() * kept[-1]
+    (h.sum() * sum(one.sum() for one in kept)).backward()
+""",
     "what a generator reads again when it goes on": """
 def batches(kept):
     y = (x @ w).tanh()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from noclobber.model.reports.finding import Edit
-from noclobber.model.seen.operators import SPLITS, VIEWS, WITHOUT_TWIN
+from noclobber.model.seen.operators import RANDOM_FILLS, SPLITS, VIEWS, WITHOUT_TWIN
 from noclobber.model.source import Span
 from noclobber.syntax.edits import insert, replace, rewritten, without_argument
 from noclobber.syntax.names import (
@@ -423,18 +423,21 @@ def _without_underscore(write: WriteSyntax, call: ast.Call) -> list[Edit]:
     calls = chain(value)
     outermost = value if call in calls and isinstance(value, ast.Call) else call
     writing = [one for one in (calls if call in calls else chain(call) or [call]) if writes(one)]
-    if not writing or not all(has_twin(one) for one in writing) or reads_between(writing):
+    drawn = writing[-1:] if len(writing) > 1 and called(writing[-1]) in RANDOM_FILLS else []
+    twins = [one for one in writing if one not in drawn]
+    if not writing or not all(has_twin(one) for one in twins) or reads_between(writing):
         return []
-    text = without_underscores(file, outermost, writing)
+    text = without_underscores(file, outermost, twins)
     if not isinstance(statement, ast.Expr) or value is not outermost:
-        return [replace(file, outermost, text)]
+        return [] if drawn else [replace(file, outermost, text)]
     target = write.target
     if target is None or not can_bind(target):
         return []
     if len(writing) == 1 and len(calls) == 1 and dotted(call.func) and dotted(target):
         text = expression(file, call) or text
     owner = file.source(target)
-    return [replace(file, statement, f"{seen(owner)} = {text.replace(owner, seen(owner), 1)}")]
+    held = f"torch.empty_like({seen(owner)})" if drawn else seen(owner)
+    return [replace(file, statement, f"{seen(owner)} = {text.replace(owner, held, 1)}")]
 
 
 def _without_flag(write: WriteSyntax, call: ast.Call) -> list[Edit]:

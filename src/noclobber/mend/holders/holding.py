@@ -48,7 +48,20 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, LOOP, WITH, File, Function, Scope, ends, starts, walk, within
+from noclobber.syntax.tree import (
+    FOR,
+    FUNCTION,
+    LOOP,
+    WITH,
+    File,
+    Function,
+    Scope,
+    ends,
+    functions,
+    starts,
+    walk,
+    within,
+)
 from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
@@ -359,10 +372,21 @@ def only_reads(file: File, call: ast.Call, argument: ast.expr | None = None) -> 
         return True
     if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
         return True
-    if dotted(call.func) in ("torch.autograd.grad", "autograd.grad"):
+    if dotted(call.func) in ("torch.autograd.grad", "autograd.grad") or _is_functional_call(file, call):
         return True
     function = function_called(file, run_by(call), call)
     return function is not None and _gives_new(file, function) and _keeps_no_argument(file, function)
+
+
+def _is_functional_call(file: File, call: ast.Call) -> bool:
+    """`functional_call(net, weights, (x,))`, where no `forward` of the file keeps anything."""
+    if dotted(call.func) not in ("functional_call", "torch.func.functional_call", "func.functional_call"):
+        return False
+    made = [one for one in functions(file.tree) if one.name in ("forward", "functional_call")]
+    used = [one for each in made for one in walk(each, ast.Attribute, ast.Subscript)]
+    return all(one.name == "forward" for one in made) and all(
+        isinstance(getattr(one, "ctx", None), ast.Load) for one in used
+    )
 
 
 def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:

@@ -78,7 +78,7 @@ def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: boo
         elif isinstance(above, ast.keyword) or getattr(file.above[above], "slice", None) is above:
             return False
         elif isinstance(above, ast.Return):
-            return not is_container or _is_handed_on(file, above, write)
+            return _is_handed_on(file, above, write, is_container=is_container)
         elif isinstance(above, ast.Call) and passes_on(file, above) is node:
             node = above
         elif isinstance(above, (*FOR, ast.comprehension)) and node is above.iter and is_container:
@@ -96,14 +96,14 @@ def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: boo
     return False
 
 
-def _is_handed_on(file: File, back: ast.Return, write: ast.stmt) -> bool:
-    """Return True if what calls the function of a `return` of a container may keep an item of that."""
+def _is_handed_on(file: File, back: ast.Return, write: ast.stmt, *, is_container: bool) -> bool:
+    """Return True if what calls the function of a `return` may keep what that gives, or an item of it."""
     function = file.scope(back)
     if not isinstance(function, FUNCTION):
         return True
     with asking(function) as is_first:
         runs = [called_by(file, one) for one in mentioned(file, function.name)] if is_first else [None]
-        return any(one is None or _hands_out(file, one, write, is_container=True) for one in runs)
+        return not runs or any(one is None or _hands_out(file, one, write, is_container=is_container) for one in runs)
 
 
 def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:

@@ -35,7 +35,7 @@ from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Refusal, without_indexes
 from noclobber.model.seen.operators import FACTORIES, RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
 from noclobber.model.units import listed
-from noclobber.syntax.edits import after, cloned_before, remove, replace
+from noclobber.syntax.edits import after, cloned_before, remove, replace, rewritten
 from noclobber.syntax.names import (
     arguments,
     attributes,
@@ -478,7 +478,7 @@ def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit 
     elif is_flagged(call):
         return dropped(file, call) if isinstance(write, ast.Assign) else None
     found = out_of_place(write_at(Place(file, call or write)))
-    return found[0] if len(found) == 1 else None
+    return replace(file, write, rewritten(file, file.span(write), found)) if found else None
 
 
 def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:

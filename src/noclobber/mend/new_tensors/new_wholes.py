@@ -47,7 +47,7 @@ from noclobber.syntax.names import (
     uses_in,
     value_given,
 )
-from noclobber.syntax.tree import FOR, WITH, File, Scope, functions, last_line, parse, starts, walk
+from noclobber.syntax.tree import FOR, WITH, File, Scope, last_line, parse, starts, walk
 from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_in
 
 For = ast.For | ast.AsyncFor
@@ -144,11 +144,7 @@ def _only_reads(file: File, use: ast.expr) -> bool:
         if call is None or _container(call) != dotted(use):
             break
         node, above = call, file.above[call]
-    if isinstance(above, ast.Call) and called(above) in ("functional_call", "grad"):
-        bound = {one.name for one in functions(file.tree)}
-        bound |= {one.id for one in walk(file.tree, ast.Name) if is_stored(file, one)}
-        return node in above.args[1:] and called(above) not in bound
-    return keeps_nothing(file, use)
+    return keeps_nothing(file, node)
 
 
 def _is_list(file: File, held: ast.Attribute) -> bool:
