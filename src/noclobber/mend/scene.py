@@ -7,14 +7,15 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from noclobber.mend.holders.making import is_function, is_method
 from noclobber.model.reports.finding import Finding, Role
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 from noclobber.model.source import Owner, Span, owner_of, source_text
-from noclobber.syntax.names import attributes, called, calls, names_used, optimizer_of, owner
+from noclobber.syntax.names import attributes, called, calls, dotted, names_used, optimizer_of, owner
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
-from noclobber.syntax.writes import WriteSyntax, write_at
+from noclobber.syntax.writes import WriteSyntax, write_at, writes
 
 Read = Callable[[str], str]
 _WIDE = ("float32", "float64", "complex64", "complex128")
@@ -29,6 +30,19 @@ KEEPS_TYPE = {
 tests/mend/test_sound.py)."""
 _WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
 """Names by which a file may make tensors of a wider type."""
+
+
+_DEFAULTS = frozenset({"set_default_dtype", "set_default_tensor_type"})
+_DEEPEST = 4
+
+
+def _computes_only(file: File, row: ast.stmt) -> bool:
+    """Return True if a statement computes by operators and functions of PyTorch with what variables lead to, and makes
+    no tensor of a type that it names."""
+    known = {one.name for one in functions(file.tree)}
+    made = [one for one in walk(row, ast.Call) if not (is_function(one) or is_method(one) or writes(one))]
+    parts = [one for one in walk(row, ast.Attribute) if one.attr in known or dotted(one).count(".") > _DEEPEST]
+    return not made and not parts and not any(one.arg == "dtype" for one in walk(row, ast.keyword))
 
 
 def as_it_ran(path: str) -> str:
@@ -215,7 +229,8 @@ class Scene:
 
     def keeps_type(self, file: File) -> bool:
         """Return True if out of place the result has the element type of the tensor too, as no operand has a wider one,
-        or has no part in it: none was seen, and what the writes call makes none; or the file has no word for one."""
+        or has no part in it: none was seen, and the writes only compute with what is there; or the file has no word for
+        one."""
         ops, event = set(self.ops()), self.finding.event
         if ops and ops <= KEEPS_TYPE:
             return True
@@ -223,11 +238,10 @@ class Scene:
         if dtype not in _SINGLE:
             return dtype in _WIDE
         seen = [event] if isinstance(event, Refusal) else self.finding.writes
-        run: list[ast.AST] = [file.tree]
-        if seen and all(one.is_widest for one in seen) and not calls(file.tree, "set_default_dtype"):
-            rows = [one.statement for one in self.writes()]
-            run = [*rows, *(each for one in rows for each in run_by(self, one))]
-        return all(_WIDER.isdisjoint(names_used(one)) for one in run)
+        rows = [one.statement for one in self.writes()] if all(one.is_widest for one in seen) else []
+        if rows and not _DEFAULTS & names_used(file.tree) and all(_computes_only(file, one) for one in rows):
+            return all(_WIDER.isdisjoint(names_used(one)) for one in rows)
+        return _WIDER.isdisjoint(names_used(file.tree))
 
     def files(self) -> list[File]:
         """The files of the user's own labels and of the calls that lead there, then the modules that these import from

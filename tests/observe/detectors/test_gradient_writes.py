@@ -405,6 +405,13 @@ def of_a_sum(x, y, hook, *, joined):
     return f(x * 1, y * 1 if joined else y.detach())
 
 
+def of_an_identity(x, y, hook, *, joined):
+    f = torch.nn.Identity()
+    f.register_full_backward_hook(hook)
+    h = x * y
+    return f(h) + h if joined else f(h)
+
+
 @pytest.mark.parametrize("joined", [0, 1])
 @pytest.mark.parametrize(
     ("make", "write", "right"),
@@ -412,6 +419,7 @@ def of_a_sum(x, y, hook, *, joined):
         (of_tanh, what_it_gave, lambda *_: None),
         (of_tanh, what_it_makes, makes_anew),
         (of_a_sum, what_it_makes, makes_anew),
+        (of_an_identity, what_it_makes, makes_anew),
     ],
 )
 def test_hooks_of_modules(make, write, right, joined):

@@ -32,6 +32,8 @@ _OF_OTHERS = (
 _EXPANDED = (
     "there is nothing to compare with: without the patch, a write to one row of the expanded tensor changes all of them"
 )
+_FURTHER = 3
+"""Backward calls in which an update may be given what was made of other leaves: the first may have constants alone."""
 _FURTHEST = 32
 """The last backward call that is compared with the patched program's own central differences."""
 _CENTRAL = f"central differences of its own loss along {forward_mode.DIRECTIONS} random directions"
@@ -119,7 +121,7 @@ def by_derivative(
         equal = "to the last bit to" if exact else "up to rounding to"
         loss = f"{said}{which} loss equal {equal} what it is with gradients off{reference.words}"
         how = _agreement(stage, kind, right, its, alone)
-        if how and kind == "updated" and alone.is_given(stage.after + 1):
+        if how and kind == "updated" and alone.is_given(stage.after + _FURTHER):
             return replace(without_gradients(result, f"{loss}; ", _OF_OTHERS), comparable=True)
         if how:
             proof = f"{loss}; gradient agrees with {how}; {BEYOND}"

@@ -282,7 +282,7 @@ class Prover:
                 return read
             if (is_cut or compared.sums_differ) and (left := lines.unreached(found, result)):
                 ends = None if lines.unknown else self._to_the_end(stage, patch)
-                if ends is None:
+                if ends is None or lines.unreached(ends[1], result):
                     return left
                 if read := comparison.reads_differ(before.of(ends[0]), lines.of(ends[1])):
                     return read

@@ -25,7 +25,7 @@ from functools import partial
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.giving import given_by, given_for
 from noclobber.mend.holders.holding import holds_alone, writes_through
-from noclobber.mend.holders.making import HANDING_ON, METHODS, bound_to, is_function, is_method, passes_on
+from noclobber.mend.holders.making import CONTAINERS, HANDING_ON, METHODS, bound_to, is_function, is_method, passes_on
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
@@ -37,6 +37,7 @@ from noclobber.syntax.names import (
     called,
     called_by,
     calls,
+    definition,
     differentiates,
     dotted,
     has_torch,
@@ -104,13 +105,14 @@ def under_mode(scene: Scene) -> Iterator[Change]:
 def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
     file, found, event = write.file, write.statement, scene.finding.event
-    if not isinstance(event, Refusal) or not (scene.is_leaf or scene.code == "NC304") or not has_torch(file):
+    is_weight = scene.kind == "parameter"
+    to_leaf = scene.is_leaf or (scene.code == "NC304" and is_weight)  # else a backward may need what is written
+    if not isinstance(event, Refusal) or not to_leaf or not has_torch(file):
         return []
     if scene.places("read") or "ctx" in parameters(file.scope(found)):
         return []  # where PyTorch refuses to read a view, the write went through
     of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
     carries = event.carries_gradient is True
-    is_weight = scene.kind == "parameter"
     if carries and (not event.of_itself or differentiates(file)):
         return []
     if of_constants and (loop := _loop_of_updates(write)) is not None:
@@ -147,6 +149,10 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     made_of: list[ast.AST] = [getattr(write, "value", write)]
     names, known = names_read(made_of[0]), {"self", write_in(file, write).name}
     rows = list(walk(loops[-1], ast.stmt)) if loops else []
+    turns = {name for loop in loops if isinstance(loop, FOR) for name in names_in(loop.target)}
+    items = (one for one in walk(made_of[0], ast.Subscript) if turns & names_in(one.slice))
+    if any(isinstance(definition(file, one.value, write), (*CONTAINERS, ast.Tuple)) for one in items):
+        return True  # each turn has another item
     while names - known:
         name = (names - known).pop()
         known.add(name)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_for
-from noclobber.mend.holders.holding import is_new, is_read_last
+from noclobber.mend.holders.holding import is_new, is_read_last, writes_through
 from noclobber.mend.holders.seen import hold_alone, holders_at
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
@@ -42,6 +42,7 @@ from noclobber.syntax.names import (
     parameters,
     returned,
     root_of,
+    targets,
     uses,
     values,
 )
@@ -57,7 +58,7 @@ def expanded(scene: Scene) -> Iterator[Change]:
     """`.clone()` after `expand` where the tensor is made: in the function of the write, else anywhere.
 
     First of all where an object keeps it: it may be written again. Sound where one call alone expands what was seen to
-    hold the same memory: the refused write has reached nobody.
+    hold the same memory, and is returned or bound to a variable: the refused write has reached nobody.
     """
     title = "give the expanded tensor its own bytes"
     for write in scene.writes() if scene.code == "NC307" else ():
@@ -69,7 +70,10 @@ def expanded(scene: Scene) -> Iterator[Change]:
         held = {one.name for one in getattr(scene.finding.event, "holders", None) or ()} - {write.name}
         of_held = [one for _, one in found if last_name(owner(one)) in {name.rpartition(".")[2] for name in held}]
         for file, one in sorted(found, key=lambda each: each[1] not in of_held):
-            yield Change(title, (append(file, one, ".clone()"),), cost, is_sound=of_held == [one])
+            row = file.statement(one)
+            is_bound = isinstance(row, ast.Assign) and all(isinstance(each, ast.Name) for each in targets(row))
+            is_sound = of_held == [one] and (is_bound or isinstance(row, ast.Return))
+            yield Change(title, (append(file, one, ".clone()"),), cost, is_sound=is_sound)
 
 
 def not_shared(scene: Scene) -> Iterator[Change]:
@@ -96,7 +100,7 @@ def apart(scene: Scene) -> Iterator[Change]:
     for write in scene.writes():
         given = _sources(scene, write)
         shown = [_shown_aside(one) for one in given]
-        is_last = _is_written_alone(scene, write) or all(is_read_last(write.file, one) for one in shown if one)
+        is_last = all(is_read_last(write.file, one) for one in shown if one) or _is_written_alone(scene, write, shown)
         if not given or None in shown or not is_last:
             return
         for one in given:
@@ -144,10 +148,14 @@ def _shown_aside(value: ast.expr) -> ast.Name | None:
     return value if is_shared and isinstance(value, ast.Name) else None
 
 
-def _is_written_alone(scene: Scene, write: WriteSyntax) -> bool:
-    """Return True if nothing that was seen to hold what is written reads it later, but by the written name."""
-    held, name = holders_at(scene.finding, write.file, write.statement), write.name.partition(".")[0]
-    return held is not None and hold_alone({name}, write.file, write.statement, held)
+def _is_written_alone(scene: Scene, write: WriteSyntax, shown: list[ast.Name | None]) -> bool:
+    """Return True if nothing that was seen to hold what is written reads it later, but by the written name, and the
+    function writes it in no other way."""
+    file, scope, row = write.file, write.file.scope(write.statement), write.statement
+    held, name = holders_at(scene.finding, file, row), write.name.partition(".")[0]
+    names = {name, *(one.id for one in shown if one is not None)}
+    alone = all(one is row for each in names for one in writes_through(file, scope, each))
+    return alone and held is not None and hold_alone({name}, file, row, held)
 
 
 def packed_apart(scene: Scene) -> Iterator[Change]:

@@ -114,12 +114,7 @@ def _is_of_module(file: File, call: ast.Call) -> bool:
 
 def is_item_of_new(file: File, target: ast.expr, where: ast.AST) -> bool:
     """Whether it is `fast[name]` of a dict or a list that the function itself has made: `fast = dict(...)`."""
-    return isinstance(target, ast.Subscript) and is_new_container(file, target.value, where)
-
-
-def is_new_container(file: File, of: ast.expr, where: ast.AST) -> bool:
-    """Whether a name is bound to a dict or a list that the function itself has made."""
-    made = definition(file, of, where)
+    made = definition(file, target.value if isinstance(target, ast.Subscript) else None, where)
     return isinstance(made, CONTAINERS) or called(made) in ("dict", "list", "OrderedDict")
 
 

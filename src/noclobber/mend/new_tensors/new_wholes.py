@@ -16,7 +16,7 @@ from typing import NamedTuple
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_for
 from noclobber.mend.holders.holding import is_new, keeps_nothing, may_get_another, writes_through
-from noclobber.mend.holders.making import is_new_container
+from noclobber.mend.holders.making import CONTAINERS
 from noclobber.mend.holders.placing import may_be_kept
 from noclobber.mend.holders.seen import hold_alone, holders_at, is_of, node_at
 from noclobber.mend.new_tensors.new_tensor import (
@@ -72,57 +72,51 @@ def _made_anew(scene: Scene) -> Iterator[Change]:
         if not (scene.may_write_anew or scene.is_unseen or in_graph):
             continue
         cost, stacked = 1 if scene.is_unseen or in_graph else 2, scene.code == "NC303"
-        is_sound = _is_whole_alone(scene, write) if stacked else scene.is_clobber and _is_of_own_list(scene, write)
-        is_sound |= in_graph and _is_of_new(write)
+        is_listed = (scene.is_clobber or in_graph) and _is_of_own_list(scene, write, in_graph=in_graph)
+        is_sound = _is_whole_alone(scene, write) if stacked else is_listed
         yield from _of_names(scene, write, cost)
         yield from _into_new(write, cost, stacked=stacked, is_sound=is_sound)
         yield from _into_rows(write, cost, is_sound=is_sound) if stacked else ()
 
 
-def _is_of_own_list(scene: Scene, write: WriteSyntax) -> bool:
-    """Return True if a loop writes to what a list or a dict of the function holds, which may be another one after
-    that."""
+def _is_of_own_list(scene: Scene, write: WriteSyntax, *, in_graph: bool) -> bool:
+    """Return True if a loop writes to what a list or a dict of the function holds, which may be another one after that.
+
+    `in_graph`: PyTorch refused the write to a leaf, so that it has reached nobody.
+    """
     file, found, row = write.file, taken(write), write.statement
     holders, scope = holders_at(scene.finding, file, row), file.scope(row)
-    if found is None or not _container(found.whole) or holders is None:
+    if found is None or not _container(found.whole) or (holders is None and not in_graph):
         return False
     loop, _, whole = found
-    name, others = _container(whole), loop.iter.args if isinstance(loop.iter, ast.Call) else []
+    name, source = _container(whole), _uncounted(loop)[1]
+    others = source.args if isinstance(source, ast.Call) else []
     if not all(one is whole or _is_as_long(file, scope, one, name) for one in others):
         return False  # `zip` ends with the shortest, and what is not written has to stay
-    if any(is_read_below(file, one, loop) for one in names_in(loop.target)):
+    if any(is_read_below(file, one, loop) for one in names_in(loop.target)) or file.nearest(row, *WITH) is not None:
         return False
-    if not all(is_of(one, file, row) and one.name.partition("[")[0] in (name, write.name) for one in holders):
-        return False
-    if file.nearest(row, *WITH) is not None:
+    own = (name, write.name)
+    if not in_graph and not all(is_of(one, file, row) and one.name.partition("[")[0] in own for one in holders or ()):
         return False
     is_copy = isinstance(row, ast.Assign) or called(write.call) == "copy_"  # which may give what another name holds
-    if is_copy or scene.lines_written(file) != {row.lineno} or not scene.keeps_type(file):
+    if not in_graph and (is_copy or scene.lines_written(file) != {row.lineno} or not scene.keeps_type(file)):
         return False
     if isinstance(whole, ast.Attribute):
-        return _is_list(file, whole) and not may_be_kept(file, ast.Subscript(whole, ast.Constant(0)), row)
+        held = ast.Subscript(whole, ast.Constant(0))
+        return not in_graph and _is_list(file, whole) and not may_be_kept(file, held, row)
     made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]
     if len(others) > 1 and len(made) > 1:
         return False  # the gradients may be of another list
+    if in_graph and any(is_held_besides(file, one, row) for one in ast.walk(whole) if isinstance(one, ast.Name)):
+        return False
     used = [one for one in uses(scope, name, ast.Load) if one not in ast.walk(whole)]
     return (
         name not in parameters(scope)
         and is_own(scope, name)
-        and all(isinstance(one, ast.Assign) and _lists_new(file, one.value) for one in made)
+        and all(isinstance(one, ast.Assign) and _lists(file, one.value, any_tensors=in_graph) for one in made)
         and all(isinstance(file.above[one], ast.Return) or _only_reads(file, one) for one in used)
         and not any(loop in file.around(one) or _is_item_set(file, one) for one in used)
     )
-
-
-def _is_of_new(write: WriteSyntax) -> bool:
-    """Return True if a loop goes through a container that the function has made, no item of which has another name."""
-    file, found = write.file, taken(write)
-    of = found.whole if found is not None else None
-    while isinstance(of, ast.Call):
-        of = owner(of) or next(iter(of.args), None)
-    if of is None or found is None or any(is_read_below(file, one, found.loop) for one in names_in(found.loop.target)):
-        return False
-    return is_new_container(file, of, write.statement) and not is_held_besides(file, of, write.statement)
 
 
 def _container(whole: ast.expr) -> str:
@@ -178,8 +172,10 @@ def _is_item_set(file: File, use: ast.Name) -> bool:
     return isinstance(above, ast.Subscript) and not isinstance(above.ctx, ast.Load)
 
 
-def _lists_new(file: File, value: ast.expr) -> bool:
-    """`[w.clone() for w in weights]`: whether an expression makes a list of new tensors."""
+def _lists(file: File, value: ast.expr, *, any_tensors: bool) -> bool:
+    """`[w.clone() for w in weights]`: whether an expression makes a list or a dict, of new tensors or of any."""
+    if any_tensors:
+        return isinstance(value, CONTAINERS) or dotted(getattr(value, "func", None)) in ("dict", "list")
     parts = [value.elt] if isinstance(value, ast.ListComp) else value.elts if isinstance(value, ast.List) else []
     parts = [value.value] if isinstance(value, ast.DictComp) else parts
     return bool(parts) and all(is_new(file, one) for one in parts)

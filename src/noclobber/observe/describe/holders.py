@@ -312,6 +312,9 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     referrers = [one for one in gc.get_referrers(*on) if one is not on]
     for one in filter(_is_of_generator, referrers):
         if one.gi_frame is not None and not one.gi_running:
+            held, named = list(map(id, gc.get_referents(one))), list(map(id, variables(one.gi_frame).values()))
+            if any(held.count(number) > named.count(number) for number in seen.counts):
+                return False  # its stack holds a tensor that the expression under way will read
             seen.add_frame(one.gi_frame, passes=False)
     if any(sys.getrefcount(several[0]) > 2 * len(several) + 2 for several in seen.tuples.values()):
         return False  # more than the variables, the two lists, and the argument
@@ -330,7 +333,8 @@ def _are_all(on: list[torch.Tensor], seen: _Seen, written: torch.Tensor) -> bool
     # What has the arguments is held by the call alone, which is under way.
     if not all(type(one) is tuple or _has_output(one) for one in unknown) or cells > len(seen.cells):
         return False
-    if not _are_under_way(unknown, seen.in_frames, referrers):
+    others = {id(one) for one in on} - seen.named - {id(written)}
+    if not _are_under_way(unknown, seen.in_frames, referrers, others):
         return False
     left = {
         id(one): sys.getrefcount(one) - seen.counts[id(one)] - _OWN - (tensor_state.use_count(one) > 1) for one in on
@@ -351,16 +355,20 @@ def _has_output(one: object) -> bool:
     return type(one) is dict and "out" in one
 
 
-def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any]) -> bool:
+def _are_under_way(unknown: list[Any], in_frames: set[int], referrers: list[Any], others: set[int]) -> bool:
     """Return True if nothing but calls and loops that are under way holds some arguments and parts, and no variable:
-    `enumerate(x.unbind())` gives each part once."""
+    `enumerate(x.unbind())` gives each part once. None of the `others`, which a loop would still give."""
     while unknown:
         one = unknown.pop()
         if isinstance(one, GeneratorType) and _passes_on(one.gi_code):
             continue  # the region of a checkpoint is under way
         if not (type(one) in _GIVING or _has_output(one)) or id(one) in in_frames:
             return False
-        unknown += [up for up in gc.get_referrers(one) if up is not unknown and up is not referrers]
+        holding = [up for up in gc.get_referrers(one) if up is not unknown and up is not referrers]
+        if type(one) is tuple and not others.isdisjoint(map(id, one)) and any(type(up) in _GIVING for up in holding):
+            return False
+        unknown += holding
+        del holding  # which would hold the next ones, too
     return True
 
 

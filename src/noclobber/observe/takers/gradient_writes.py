@@ -122,6 +122,8 @@ class Deliveries:
         self._open: list[Spoil] = []
         """Those of nodes that have not run to their end."""
         self._has_changed = False
+        self._heard: Node | None = None
+        """The Function whose hook has written, until another node runs."""
         self._passed_on: list[tuple[Spoil, Node]] = []
         """The heirs of the node that ran last. What it passes on has come to them before the next node runs."""
 
@@ -148,6 +150,13 @@ class Deliveries:
                 if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in self._hooked):
                     self._hooks.append(hook_stack.hook(node.register_hook, partial(made, node)))
 
+    def hear_sums_of(self, node: Node) -> None:
+        """Hear what the engine adds up of what a hook passes on that runs after a Function, and so after `returned`."""
+        if self._heard is not node:
+            self._heard = node
+            following = [after for after, _ in node.next_functions]
+            modes.push_mode(OperatorMode(self._way, partial(self._added, following, [])))
+
     def _changed(self, tensor: object) -> Iterator[Spoil]:
         """Yield the overwritten gradients that a tensor lies on."""
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
@@ -158,6 +167,7 @@ class Deliveries:
     def _gets(self, node: Node, gradients: tuple[object, ...]) -> None:
         """A node is about to run, and gets these gradients."""
         self._arrive()
+        self._heard = None
         for spoil in list(self._open):
             if node is spoil.node:
                 spoil.ran = True
@@ -219,7 +229,7 @@ class Deliveries:
             return  # the node that has run gives both parts
         for spoil in self._changed(args[0]):
             heir = next((after for after in getting if after in spoil.heirs), None)
-            if heir is None:
+            if heir is None or spoil.is_on(args[1]):  # which is what was passed on; the other part came another way
                 spoil.tell(getting[0], self._notice)
             spoil.heirs.discard(heir)
 
@@ -395,6 +405,8 @@ class Gradients:
             spoil.heirs = set()  # the engine passes something else on, or the same to several nodes
         for run in self._under_way():
             run.expect(spoil)
+            if by == "hook" and issubclass(type(node), BackwardCFunction):
+                run.hear_sums_of(node)
 
     def _finish(self, run: Deliveries, result: object) -> None:
         """Report what a backward leaves. Keep the overwritten gradients that the program passed in: it may pass them
