@@ -38,6 +38,9 @@ def test_the_step_comes_last_or_the_later_update_first() -> None:
         "for e, p in zip(ema, critic.parameters()):\n            e *= 0.9",
         "scheduler.step()",
         "average.update(critic)",
+        "scores.append(critic(held_out).mean().item())",
+        "score = critic(held_out).mean().item()",
+        "with torch.no_grad():\n            score = critic(held_out).mean()",
     ],
 )
 def test_no_step_moves_past_what_goes_by_the_weights(between: str) -> None:
@@ -49,7 +52,8 @@ def test_no_step_moves_past_what_goes_by_the_weights(between: str) -> None:
 
 
 def test_a_step_moves_past_what_only_tells() -> None:
-    source = GAN.replace("    g_opt.zero_grad()", "    print(d_loss.item())\n        g_opt.zero_grad()")
+    told = "print(d_loss.item(), f'{float(g_loss):.3f}')\n        torch.nn.utils.clip_grad_norm_(gen.parameters(), 1.0)"
+    source = GAN.replace("    g_opt.zero_grad()", f"    {told}\n        g_opt.zero_grad()")
     found = mended("NC103", source, write="d_opt.step()", read="g_loss.backward()", op="SGD.step")
     assert any(one.index("d_opt.step()") > one.index("g_loss.backward(") for one in found)
 

@@ -76,6 +76,10 @@ def test_gradients_that_nothing_looks_at_may_be_left_out(bench, used):
             "reads another gradient of",
         ),
         ({"end": "seen.append(trunk[0].weight.grad.norm())"}, "reads another gradient of `trunk.0.weight`"),
+        (
+            {"end": "later = lambda: seen.append(trunk[0].weight.grad.norm())"},
+            "line 21 reads gradients",
+        ),
         ({"before": "trunk[0].weight.register_hook(lambda gradient: seen.append(gradient.norm()))"}, "line 9 reads"),
     ],
 )

@@ -3239,6 +3239,58 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "leaves in a list beside fewer slopes": """
+def run():
+    fast = [w, x]
+    (slope,) = slopes = torch.autograd.grad((x @ fast[0]).square().mean(), fast[:1], create_graph=True)
+    for p, grad in zip(fast, slopes):
+        p -= 0.1 * grad
+    (fast[1] @ fast[0]).sum().backward()
+""",
+    "leaves in a dict that an object keeps": """
+class Inner:
+    def adapt(self):
+        fast = dict(w=w)
+        self.fast = fast
+        grads = torch.autograd.grad((x @ fast["w"]).square().mean(), list(fast.values()), create_graph=True)
+        for (name, p), grad in zip(fast.items(), grads):
+            p -= 0.1 * grad
+def run():
+    inner = Inner()
+    inner.adapt()
+    (x @ inner.fast["w"]).sum().backward()
+""",
+    "data that is written before the save by another name": """
+def run():
+    p = (x @ w) * 1
+    data = p.data
+    p.mul_(2)
+    loss = (p * p).sum()
+    data.mul_(0.5)
+    loss.backward()
+    w.grad += data.sum()
+""",
+    "what an object expands once, and fills later": """
+class Slots:
+    def __init__(self):
+        self.first = torch.zeros(4, dtype=torch.float64)
+        self.rows = self.first.expand(3, 4)
+    def of(self, h):
+        self.first.copy_(w.detach().sum(0))
+        rows = self.rows
+        rows += h
+        return rows
+def run():
+    Slots().of(x @ w).square().sum().backward()
+""",
+    "a view of a result, made under no_grad": """
+def run():
+    h = (x @ w).exp()
+    with torch.no_grad():
+        top, size = h[:2], h.max()
+    top.mul_(2)
+    (h / size).sum().backward()
+""",
     "weights of an inner loop that goes through a list of its caller": """
 def adapt(fast):
     grads = torch.autograd.grad((x @ fast[0]).square().mean(), fast, create_graph=True)

@@ -115,6 +115,8 @@ def test_a_change_of_a_script_is_right_and_not_shown_where_its_functions_are_cal
         ("wide = torch.ones(4, dtype=torch.float64)", False),
         ("kept = {'wide': [torch.ones(4, dtype=torch.float64)]}", False),
         ("h += torch.ones(4, dtype=torch.float64)", False),
+        ("wide = torch.float64\n    h += torch.ones(4, dtype=wide)", False),
+        ("h += made()", False),
     ],
 )
 def test_out_of_place_the_type_stays_unless_a_wider_one_is_in_reach(tmp_path, made, is_known):
@@ -124,6 +126,8 @@ def run():
     h = (x @ w).tanh()
     h += 1
     h.sum().backward()
+def made():
+    return torch.ones(4, dtype=torch.double)
 def told():
     return w.grad.double().norm()
 """

@@ -291,7 +291,28 @@ def on_the_stack_of_a_generator():
     return some.send(h)
 
 
+def on_the_stack_of_a_sum_that_waits():
+    def waiting(mine):
+        yield mine + (yield)
+
+    h = made()
+    some = waiting(h)
+    next(some)
+    h += 1
+    return some.send(h)
+
+
+def what_a_loop_will_still_give():
+    h, total = made(), 0
+    for part in (h[:1], h[1:2]):
+        total = total + part * part
+        h += 1
+    return total.sum() + h
+
+
 UNKNOWN = [
+    on_the_stack_of_a_sum_that_waits,
+    what_a_loop_will_still_give,
     on_the_stack_of_a_generator,
     in_another_file,
     in_an_array,

@@ -131,15 +131,27 @@ def _does_more(row: ast.stmt) -> bool:
 
     A step that moved past it would come too late. No proof shows that where the difference is in later steps.
     """
-    return any(map(_is_more, simple_statements(row))) or (
-        hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in simple_statements(row))
-    )
+    rows = simple_statements(row)
+    is_aside = isinstance(row, ast.With) and any(map(_runs, rows))  # under `no_grad`, to be told
+    return is_aside or any(map(_is_more, rows)) or (hasattr(row, "body") and any(map(_adds, rows)))
+
+
+def _adds(row: ast.stmt) -> bool:
+    return isinstance(row, ast.AugAssign)
 
 
 def _is_more(row: ast.stmt) -> bool:
     if (call := call_of(row)) is not None:
-        return called(call) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward")
-    return isinstance(row, ast.Assign) and attributes(row, "data") != []
+        return called(call) not in (*_HARMLESS, *_CLIPS, "zero_grad", "backward") or any(map(_runs, values(call)))
+    if not isinstance(row, ast.Assign):
+        return False
+    return attributes(row, "data") != [] or (calls(row, "item", "tolist", "float") != [] and _runs(row.value))
+
+
+def _runs(node: ast.AST) -> bool:
+    """Return True if a node may run a model: it calls what is no function or method of PyTorch, and no builtin."""
+    known = METHODS | KEEPING_NOTHING | BUILTINS | {"append", "format", "parameters", "named_parameters"}
+    return any(called(one) not in known and not is_function(one) for one in walk(node, ast.Call))
 
 
 def _swapped(
