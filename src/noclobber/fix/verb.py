@@ -264,10 +264,8 @@ def told(done: Repairs, words: Sequence[str], writing: bool, unproven: bool, sel
         fixed.words += [_line(one.finding), f"  fix, unproven: {one.title}", f"  {one.proof}"]
         fixed.words += _indented(_diffs(patch))
     for finding, meant in done.asked:
-        fixed.words.append(_line(finding))
-        fixed.words.append(
-            "  only the author can say what is meant, so nothing is written; norms of the first gradients:"
-        )
+        asked = "only the author can say what is meant, so nothing is written; norms of the first gradients:"
+        fixed.words += [_line(finding), f"  {asked}"]
         for reading in meant:
             fixed.words.append(f"    {reading.title}: {reading.gradients}")
             fixed.words += _changed(reading.patch) if reading.patch is not None else []
@@ -349,9 +347,8 @@ def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
         fixed.words.append(f"noclobber: nothing written: {left} would be left; the diff is above")
     elif not may_be_written and not _outside(done.patch):
         fixed.status = 1
-        fixed.words.append(
-            "noclobber: nothing written: not every fix is proven or checked; `--write --unproven` writes them all"
-        )
+        why = "not every fix is proven or checked; `--write --unproven` writes them all"
+        fixed.words.append(f"noclobber: nothing written: {why}")
     else:
         _write_patch(done.patch, fixed)
 

@@ -68,7 +68,7 @@ def computes_from_itself(row: Assignment, name: str) -> bool:
     """Return True for `self.mem = f(self.mem)` and `mem += x`."""
     if isinstance(row, ast.AugAssign):
         return True
-    return any(_is(one, name) for one in walk(row.value, ast.expr)) if row.value is not None else False
+    return row.value is not None and any(_is(one, name) for one in walk(row.value, ast.expr))
 
 
 def is_fresh(site: Site | None, name: str) -> bool:

@@ -14,7 +14,6 @@ from noclobber.syntax.names import called, dotted, first_name, has_stars, is_num
 from noclobber.syntax.tree import File, Place, Placed
 from noclobber.syntax.writes import ATOM, NAMESPACES, OPERATORS, PLAIN, binding, is_namespace
 
-_COMMUTE = ("add", "mul")
 _ALIASES = {
     "absolute": "abs", "clip": "clamp", "divide": "div", "multiply": "mul", "negative": "neg", "subtract": "sub",
     "true_divide": "div",
@@ -57,7 +56,7 @@ def first_argument(node: ast.AST) -> ast.expr | None:
 
 def _of_operator(file: File, node: ast.BinOp, op: str, argument: int, numbers: bool) -> Iterator[InPlace]:
     sides = [(node.left, node.right), (node.right, node.left)]
-    if op not in _COMMUTE:
+    if op not in ("add", "mul"):
         sides = sides[:1]
     elif not numbers:
         sides = [sides[argument]]

@@ -317,10 +317,8 @@ def is_read_again(file: File, name: str, statement: ast.stmt) -> bool:
     """Whether a dotted name is read below a statement, or elsewhere in a loop around it."""
     if is_read_below(file, name, statement):
         return True
-    own = list(reads(name, statement, file))
-    return any(
-        one not in own for loop in file.around(statement) if isinstance(loop, LOOP) for one in reads(name, loop, file)
-    )
+    own, loops = list(reads(name, statement, file)), (one for one in file.around(statement) if isinstance(one, LOOP))
+    return any(one not in own for loop in loops for one in reads(name, loop, file))
 
 
 def bound_by_loop(file: File, node: ast.AST) -> set[str]:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import TypeVar
 
 from noclobber.model.source import Site, Span, source_text
@@ -21,6 +22,7 @@ Turns = Loop | Function
 With = ast.With | ast.AsyncWith
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 FOR = (ast.For, ast.AsyncFor)
+COMPREHENSION = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 LOOP = (*FOR, ast.While)
 WITH = (ast.With, ast.AsyncWith)
 LONGEST = 200_000
@@ -46,13 +48,8 @@ class File:
 
     def span(self, node: Placed) -> Span:
         """Return the span of a node. Parentheses around it do not belong to it, unless it is a tuple."""
-        return Span(
-            self.path,
-            node.lineno,
-            self._column(node.lineno, node.col_offset),
-            last_line(node),
-            self._column(last_line(node), node.end_col_offset or node.col_offset),
-        )
+        (first, begin), (last, end) = starts(node), ends(node)
+        return Span(self.path, first, self._column(first, begin), last, self._column(last, end))
 
     def source(self, node: Placed) -> str:
         """The text of a node as it is written."""
@@ -206,9 +203,7 @@ def parse(path: str, text: str) -> File | None:
         return None
     _call_modules_as_usual(tree)
     above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    starts = [0]
-    for line in text.split("\n")[:-1]:
-        starts.append(starts[-1] + len(line) + 1)
+    starts = accumulate((len(line) + 1 for line in text.split("\n")[:-1]), initial=0)
     return File(path, text, tree, above, tuple(starts))
 
 

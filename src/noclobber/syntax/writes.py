@@ -12,6 +12,7 @@ from noclobber.model.seen.operators import RANDOM_FILLS, SPLITS, VIEWS, WITHOUT_
 from noclobber.model.source import Span
 from noclobber.syntax.edits import insert, replace, rewritten, without_argument
 from noclobber.syntax.names import (
+    arguments,
     bound_by_loop,
     call_of,
     called,
@@ -197,7 +198,7 @@ def chain(call: ast.AST | None) -> list[ast.Call]:
 def reads_between(calls: list[ast.Call]) -> bool:
     """`t.mul_(2).add_(t)`: whether a later call of a chain is given what an earlier one has written."""
     names = {last_name(base_of(written_by(one))) for one in calls[-1:]} - {""}
-    given = [each for one in calls[:-1] for each in (*one.args, *one.keywords)]
+    given = [each for one in calls[:-1] for each in arguments(one)]
     return any(last_name(one) in names for each in given for one in walk(each, ast.Name, ast.Attribute))
 
 
@@ -286,10 +287,10 @@ def loses_write(write: WriteSyntax) -> bool:
     loop goes through. A name that is an attribute or an item is a place of its own: a binding stores the tensor there.
     """
     base, found = base_of(write.target), write.statement
-    if writes_for_caller(write) or not isinstance(base, ast.Name) or isinstance(found, ast.Return):
-        return bool(writes_for_caller(write))
+    if not isinstance(base, ast.Name) or isinstance(found, ast.Return):
+        return False
     file, is_over = write.file, not is_read_again(write.file, base.id, found)
-    if is_over and base.id in bound_by_loop(file, found):
+    if writes_for_caller(write) or (is_over and base.id in bound_by_loop(file, found)):
         return True
     made = definition(file, base, found)
     if isinstance(made, ast.Attribute) and made.attr not in VIEWS:

@@ -12,6 +12,7 @@ import tokenize
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span
@@ -89,10 +90,7 @@ class Source:
     def _lines(self) -> tuple[list[str], list[int]]:
         """The lines with their ends, the last of them without, and the offset of each and of the end."""
         lines = _LINE.findall(self.text)
-        starts = [0]
-        for line in lines:
-            starts.append(starts[-1] + len(line))
-        return lines, starts
+        return lines, list(accumulate(map(len, lines), initial=0))
 
     def _replaced(self, edits: Iterable[Edit]) -> Iterator[tuple[int, int, str]]:
         """Return start, end and new text of each edit, sorted. Raises Misfit."""
@@ -143,11 +141,10 @@ def diff(before: Source, after: Source, shown: str) -> str:
 
     Its bytes are those of the files: bytes that are not UTF-8 are in it as `surrogateescape` has them. Raises Misfit.
     """
-    rows: list[str] = []
-    old, new = (_lines(one.data.decode("utf-8", "surrogateescape")) for one in (before, after))
-    for row in difflib.unified_diff(old, new, _named(f"a/{shown}"), _named(f"b/{shown}")):
-        rows.append(row if row.endswith("\n") else row + "\n\\ No newline at end of file\n")
-    return "".join(rows)
+    texts = (one.data.decode("utf-8", "surrogateescape") for one in (before, after))
+    old, new = ([line for line in _LINE.findall(text) if line] for text in texts)
+    rows = difflib.unified_diff(old, new, _named(f"a/{shown}"), _named(f"b/{shown}"))
+    return "".join(row if row.endswith("\n") else row + "\n\\ No newline at end of file\n" for row in rows)
 
 
 def _named(path: str) -> str:
@@ -158,17 +155,10 @@ def _named(path: str) -> str:
 
 
 def _spelled(byte: int) -> str:
-    if chr(byte) in _ESCAPES:
-        return _ESCAPES[chr(byte)]
-    return chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}"
+    return _ESCAPES.get(chr(byte)) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
 
 
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
-
-
-def _lines(text: str) -> list[str]:
-    """The lines, with their ends."""
-    return [line for line in _LINE.findall(text) if line]
 
 
 def changed_lines(before: Source, after: Source) -> int:

@@ -64,9 +64,8 @@ def kinds_for(codes: Iterable[str], calls: int) -> tuple[Kind, ...]:
     `calls`: backward calls that the program ended before the first finding.
     """
     codes = set(codes)
-    if codes & set(WITHOUT):
+    if of_these := codes & set(WITHOUT):
         kinds: dict[str, Kind] = {HANDED: "handed", ASKED: "before", CAST: "recast"}
-        of_these = codes & set(WITHOUT)
         return tuple(kinds[one] for one in of_these if one in kinds) if len(of_these) == 1 else ()
     if RETURNED in codes:
         return ("returned",)

@@ -52,10 +52,8 @@ class HintTrials:
 
     def _try(self, hint: Finding, tell: Callable[[str], None]) -> str | None:
         """Apply a hint. Return None if it was kept, else why not."""
-        done = self._done
-        found = candidates(hint, done.patch.read)
-        why = "no change of the source is known for it"
-        for candidate in found:
+        done, why = self._done, "no change of the source is known for it"
+        for candidate in candidates(hint, done.patch.read):
             tell(f"trying: {candidate.title}")
             try:
                 patch = done.patch.edited(candidate.edits)

@@ -12,7 +12,7 @@ from noclobber.mend.gradients import read_in
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.gradient_trace.evidence import Event
 from noclobber.syntax.names import call_of, called, calls, dotted, mentions, owner
-from noclobber.syntax.tree import FUNCTION, File, functions, parse, walk
+from noclobber.syntax.tree import FUNCTION, File, functions, lines_in, parse, walk
 
 _CLIPPING = ("clip_grad", "grad_norm")
 """Parts of the names of functions that read the gradients of the weights that they are given."""
@@ -62,19 +62,15 @@ def readers(patch: Patch, result: Result) -> Readers:
         if file is None:
             continue
         reading = list(_using(file))
-        found.read.extend((path, _lines(one)) for one in reading)
-        setting = [one for one in read_in(file) if _is_set_to_zero(file, one) or _is_asked_for(file, one)]
+        found.read.extend((path, lines_in(one)) for one in reading)
+        setting = [one for one in read_in(file) if _is_aside(file, one)]
         clearing = calls(file.tree, "zero_grad", "step", "backward")
-        found.aside.extend((path, _lines(one)) for one in (*setting, *clearing))
+        found.aside.extend((path, lines_in(one)) for one in (*setting, *clearing))
         for one in calls(file.tree, "step"):
             if not one.args:
-                found.steps.setdefault(dotted(owner(one)), []).append((path, _lines(one)))
-        found.unknown.extend((path, _lines(one)) for one in (*_hooks(file), *_called_for_several(file, reading)))
+                found.steps.setdefault(dotted(owner(one)), []).append((path, lines_in(one)))
+        found.unknown.extend((path, lines_in(one)) for one in (*_hooks(file), *_called_for_several(file, reading)))
     return found
-
-
-def _lines(node: ast.expr | ast.stmt) -> range:
-    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _is_in(at: tuple[str, int], some: Lines) -> bool:
@@ -88,21 +84,17 @@ def _is_met(one: tuple[str, range], seen: set[tuple[str, int]]) -> bool:
 def _using(file: File) -> Iterator[ast.expr]:
     """`p.grad` that is neither set to zero nor only asked for whether it is there, `getattr(p, "grad")`, and what clips
     gradients."""
-    yield from (one for one in read_in(file) if not _is_set_to_zero(file, one) and not _is_asked_for(file, one))
+    yield from (one for one in read_in(file) if not _is_aside(file, one))
     yield from (one for one in walk(file.tree, ast.Constant) if one.value == "grad")
     yield from (one for one in walk(file.tree, ast.Call) if any(word in called(one) for word in _CLIPPING))
 
 
-def _is_set_to_zero(file: File, gradient: ast.expr) -> bool:
-    """`p.grad.zero_()`, as a statement of its own."""
+def _is_aside(file: File, gradient: ast.expr) -> bool:
+    """`p.grad.zero_()`, as a statement of its own, and `p.grad is not None`."""
     row, above = file.statement(gradient), file.above[gradient]
+    if isinstance(above, ast.Compare):
+        return all(isinstance(one, (ast.Is, ast.IsNot)) for one in above.ops)
     return isinstance(above, ast.Attribute) and above.attr == "zero_" and call_of(row) is file.above[above]
-
-
-def _is_asked_for(file: File, gradient: ast.expr) -> bool:
-    """`p.grad is not None`."""
-    above = file.above[gradient]
-    return isinstance(above, ast.Compare) and all(isinstance(one, (ast.Is, ast.IsNot)) for one in above.ops)
 
 
 def _hooks(file: File) -> Iterator[ast.expr | ast.stmt]:

@@ -248,9 +248,8 @@ class RepairSearch:
         extra = after - before if before is not None and after is not None else None
         stepped = any(one.step is not None for one in finding.writes)
         other = next((one for one in attempt.differing if one.verdict.of_loss and not stepped), None)
-        note = (
-            f"; `{other.candidate.title}` would change the loss: other code reads the written values" if other else ""
-        )
+        changes = "would change the loss: other code reads the written values"
+        note = f"; `{other.candidate.title}` {changes}" if other else ""
         if is_of_intent(finding) and not best.candidate.is_sound:
             note += "; the gradient is the same whether it follows the write or leaves it out"
         verdict, there = best.verdict, self._done.patch.unpatched(finding)

@@ -21,6 +21,7 @@ import builtins
 import re
 from collections.abc import Iterator
 from functools import partial
+from typing import TypeGuard
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.giving import given_by, given_for
@@ -231,18 +232,19 @@ def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
     """Whether a statement sets a part of the same tensor to what is computed from the same names: where the one value
     carries no gradient, the other carries none."""
     first = write.statement
-    if not (
-        isinstance(row, ast.Assign) and isinstance(first, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
-    ):
+    if not _sets_item(row) or not isinstance(first, ast.Assign):
         return False
     is_same = write_in(file, row).name == write.name and names_in(first.value) >= names_in(row.value)
     return is_same and all(map(_only_computes, walk(row.value, ast.Call)))
 
 
+def _sets_item(row: ast.stmt) -> TypeGuard[ast.Assign]:
+    return isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
+
+
 def _sets(file: File, name: str, row: ast.stmt) -> bool:
     """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
-    stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
-    numbers = stores and isinstance(row, ast.Assign) and is_numeric(file, row.value)
+    numbers = _sets_item(row) and is_numeric(file, row.value)
     return (numbers or _is_update(file, row)) and write_in(file, row).name == name
 
 
@@ -452,10 +454,9 @@ def _value(write: WriteSyntax) -> ast.expr | None:
 def _is_given_to_writer(file: File, call: ast.Call, name: str) -> bool:
     """`clip_(x, low)`: whether a call hands a name to a function of the file that writes it, and does nothing else."""
     own = [one for one in functions(file.tree) if one.name == called(call)]
-    given = [(one, each) for one in own for each in parameters(one)]
-    return len(own) == 1 and any(
-        dotted(given_by(file, call.func, each, one)) == name and _only_writes(file, one, each) for one, each in given
-    )
+    given = [(one, each) for one in own for each in parameters(one) if len(own) == 1]
+    given = [(one, each) for one, each in given if dotted(given_by(file, call.func, each, one)) == name]
+    return any(_only_writes(file, one, each) for one, each in given)
 
 
 def _only_writes(file: File, function: Function, name: str) -> bool:
@@ -469,10 +470,9 @@ def _goes_on(file: File, name: str, row: ast.stmt) -> bool:
     call = call_of(row)
     if call is not None and file.own_lines(row) is not None and _is_given_to_writer(file, call, name):
         return True
-    stores = isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
     calls = call is not None and isinstance(call.func, ast.Attribute) and writes(call)
     calls = calls and not called(call).endswith("requires_grad_")
-    if not (stores or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
+    if not (_sets_item(row) or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
         return False
     other = write_in(file, row)
     return other.name == name or _may_be_update(other, "")

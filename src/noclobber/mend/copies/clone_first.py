@@ -148,9 +148,6 @@ def _is_read_here_only(file: File, name: ast.Name) -> bool:
     )
 
 
-_PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
-
-
 def value_cloned(scene: Scene) -> Iterator[Change]:
     """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`: what is read is then no longer what is written."""
     for write in scene.writes() if scene.finding.cause is Cause.READS_TARGET else ():
@@ -158,7 +155,7 @@ def value_cloned(scene: Scene) -> Iterator[Change]:
         value = found.value if isinstance(found, (ast.Assign, ast.AugAssign)) and write.call is None else None
         if write.call is not None and called(write.call).endswith("_") and write.call.args:
             value = write.call.args[0]
-        if isinstance(value, _PLAIN):
+        if isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
             edit, is_sound = append(write.file, value, ".clone()"), write.call is None
             yield Change("clone the value that is read", (edit,), 0, Cure.CLONE_VALUE, is_sound)
 

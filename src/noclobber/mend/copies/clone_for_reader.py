@@ -273,11 +273,8 @@ def _is_meant(scene: Scene) -> bool:
     target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
     root = next((root_of(one.target) for one in scene.writes()[:1] if one.target is not None), None)
     scope = found.file.scope(root) if found is not None and root is not None else None
-    if (
-        found is not None
-        and scene.kind == "tensor"
-        and _is_detached(found.file, definition(found.file, root, found.row))
-    ):
+    made = definition(found.file, root, found.row) if found is not None and scene.kind == "tensor" else None
+    if found is not None and _is_detached(found.file, made):
         return True
     if found is not None and isinstance(root, ast.Name) and scope and _is_given_again(found.file, root.id, scope):
         return True  # each call changes it further
@@ -354,11 +351,8 @@ def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
 def _targets(file: File, call: ast.Call) -> list[ast.expr]:
     """The target that a loss of PyTorch is given, a function or a module: its second argument."""
     made, named = module_called(file, call), keyword(call, "target")
-    if not (
-        last_name(owner(call)) in NAMESPACES
-        if made is None
-        else called(made) in MODULES and called(made).endswith("Loss")
-    ):
+    is_loss = called(made) in MODULES and called(made).endswith("Loss")
+    if not is_loss and (made is not None or last_name(owner(call)) not in NAMESPACES):
         return []
     return [named.value] if named is not None else call.args[1:2]
 

@@ -217,7 +217,7 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
             nodes = [one for row in block.body for one in ast.walk(row)]
             writing = any(isinstance(one, ast.Call) and writes(one) for one in nodes)
             writing |= any(write.node in nodes for write in written)
-            if writing or [called(one.context_expr) for one in block.items] not in _UNRECORDED:
+            if writing or [called(one.context_expr) for one in block.items] not in (["no_grad"], ["inference_mode"]):
                 continue
             yield from change("make these views with gradients recorded", unwrapped(file, block), 2)
         for function in functions(file.tree):
@@ -236,7 +236,6 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
                     yield Change(f"{title}, one at a time", (gone, *lazy), 2)
 
 
-_UNRECORDED = (["no_grad"], ["inference_mode"])
 _MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")
 
 

@@ -36,12 +36,11 @@ from noclobber.syntax.names import (
     names_used,
     parameters,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Place, functions, last_line, walk
+from noclobber.syntax.tree import COMPREHENSION, FOR, FUNCTION, File, Function, Place, functions, last_line, walk
 from noclobber.syntax.writes import WriteSyntax, chain, writes
 
 OWN = {"parameter": "parameters", "buffer": "buffers"}
 """By the kind of a tensor that a module keeps, what it has several of."""
-_INNER = (ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 
 
 def copies_of(net: str, what: str) -> str:
@@ -83,9 +82,8 @@ def _is_sound(scene: Scene, file: File, call: ast.Call) -> bool:
         return False
     if not has_torch(file) or f".{net}." not in f".{scene.name}":
         return False
-    if any(one.name == net for one in functions(file.tree)) or any(
-        one.site is None or one.step is not None for one in scene.finding.writes
-    ):
+    is_own = any(one.name == net for one in functions(file.tree))
+    if is_own or any(one.site is None or one.step is not None for one in scene.finding.writes):
         return False
     return scene.writes() != [] and not any(map(_is_by_gradients, scene.writes()))
 
@@ -95,16 +93,14 @@ def _is_by_gradients(write: WriteSyntax) -> bool:
     bound to, reads gradients."""
     file, found = write.file, write.statement
     lowest = next((one for one in reversed(chain(write.call)) if writes(one)), None)
-    if called(lowest) in ("add_", "sub_", "addcmul_", "addcdiv_") or isinstance(getattr(found, "op", None), _ADDING):
+    adds = isinstance(getattr(found, "op", None), (ast.Add, ast.Sub))
+    if adds or called(lowest) in ("add_", "sub_", "addcmul_", "addcdiv_"):
         return True
     heads = [one.iter for one in file.loops(found) if isinstance(one, FOR)]
     nodes = [each for one in (found, *heads) for each in named(one)]
     made = [value for one in nodes if (value := definition(file, one, found)) is not None]
     nodes += [each for one in made for each in named(one)]
     return any("grad" in last_name(one) and last_name(one) not in UNRECORDING for one in nodes)
-
-
-_ADDING = (ast.Add, ast.Sub)
 
 
 def local_copy(scene: Scene) -> Iterator[Change]:
@@ -125,7 +121,7 @@ def local_copy(scene: Scene) -> Iterator[Change]:
 def _runs_once(file: File, call: ast.Call) -> bool:
     """Whether a statement before the one that holds a call runs as often as the call."""
     statement = file.nearest(call, ast.stmt)
-    around = (one for one in file.around(call) if isinstance(one, _INNER))
+    around = (one for one in file.around(call) if isinstance(one, (ast.Lambda, *COMPREHENSION)))
     return not any(file.nearest(one, ast.stmt) is statement for one in around)
 
 

@@ -140,9 +140,8 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
     rows = [(value_given(file, one), getattr(file.statement(one), "value", None)) for one in bound]
     taken = {name for value, whole in rows for name in _taken_over(file, value or _divided(whole))}
     given = [one for one in taken.intersection(parameters(file.scope(write))) if _binding(file, one, write) is None]
-    return all(is_over(file, one, write, at or write) for one in also.difference(names)) and all(
-        _is_given_alone(file, one, file.scope(write)) for one in given
-    )
+    is_left = all(is_over(file, one, write, at or write) for one in also.difference(names))
+    return is_left and all(_is_given_alone(file, one, file.scope(write)) for one in given)
 
 
 def _divided(value: ast.expr | None) -> ast.expr | None:
@@ -197,13 +196,13 @@ def _fits(file: File, call: ast.Call, method: Function) -> bool:
     """Return True if a method may be called with the arguments of a call."""
     if last_name(call.func) == method.name or any(one in file.text for one in ("pre_hook", "__call__", "partial")):
         return True  # these may give a method other arguments than those of the call
-    of, stars = method.args, has_stars(call)
+    of = method.args
     places = [one.arg for one in (*of.posonlyargs, *of.args)][1:]
     names = {one.arg for one in call.keywords if one.arg}
     needed = {*places[: len(places) - len(of.defaults)]} - names - {*places[: len(call.args)]}
     known = {*places, *(one.arg for one in of.kwonlyargs)}
     many = len(call.args) > len(places) and of.vararg is None
-    return stars or not (needed or many or (of.kwarg is None and names - known))
+    return has_stars(call) or not (needed or many or (of.kwarg is None and names - known))
 
 
 def _is_given_last(file: File, given: ast.expr) -> bool:
@@ -383,10 +382,8 @@ def _is_functional_call(file: File, call: ast.Call) -> bool:
     if dotted(call.func) not in ("functional_call", "torch.func.functional_call", "func.functional_call"):
         return False
     made = [one for one in functions(file.tree) if one.name in ("forward", "functional_call")]
-    used = [one for each in made for one in walk(each, ast.Attribute, ast.Subscript)]
-    return all(one.name == "forward" for one in made) and all(
-        isinstance(getattr(one, "ctx", None), ast.Load) for one in used
-    )
+    used = [getattr(one, "ctx", None) for each in made for one in walk(each, ast.Attribute, ast.Subscript)]
+    return all(one.name == "forward" for one in made) and all(isinstance(one, ast.Load) for one in used)
 
 
 def keeps_nothing(file: File, node: ast.expr, *, returned: bool = True) -> bool:
@@ -437,9 +434,8 @@ def _keeps_nothing_by_name(file: File, use: ast.Attribute, returned: bool) -> bo
         return use.attr in _ABOUT
     if only_reads(file, call):
         return True
-    if passes_on(file, call) is use.value:
-        return _is_taken_back(file, call) or keeps_nothing(file, call, returned=returned)
-    return False
+    is_handed_on = passes_on(file, call) is use.value
+    return is_handed_on and (_is_taken_back(file, call) or keeps_nothing(file, call, returned=returned))
 
 
 def _is_in_place(file: File, call: ast.Call) -> bool:

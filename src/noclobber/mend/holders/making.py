@@ -81,9 +81,8 @@ BUILTINS = frozenset("print len float int bool str repr isinstance type id range
 
 def is_function(call: ast.Call) -> bool:
     """Whether it is a function of the table, and neither in place nor into `out=`."""
-    if not isinstance(call.func, ast.Attribute) or last_name(call.func.value) not in NAMESPACES:
-        return False
-    return called(call) in FUNCTIONS and not any(one.arg in ("out", "inplace", None) for one in call.keywords)
+    is_there = last_name(owner(call)) in NAMESPACES and called(call) in FUNCTIONS
+    return is_there and not any(one.arg in ("out", "inplace", None) for one in call.keywords)
 
 
 def is_method(call: ast.Call, *, of: frozenset[str] = METHODS) -> bool:
@@ -130,10 +129,8 @@ def parts_of(made: ast.Call) -> list[ast.expr]:
 
 def module_gives_new(made: ast.Call) -> bool:
     """Whether a module of `torch.nn` gives a new tensor, whatever it is called with."""
-    parts = parts_of(made)
-    return module_passes(made) and any(
-        isinstance(one, ast.Call) and called(one) in MODULES and not is_flagged(one) for one in parts
-    )
+    parts = [one for one in parts_of(made) if isinstance(one, ast.Call)]
+    return module_passes(made) and any(called(one) in MODULES and not is_flagged(one) for one in parts)
 
 
 def module_passes(made: ast.Call) -> bool:

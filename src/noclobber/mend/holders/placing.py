@@ -9,7 +9,18 @@ from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
-from noclobber.syntax.names import called, called_by, dotted, last_name, mentioned, named, names_in, unindexed, uses
+from noclobber.syntax.names import (
+    called,
+    called_by,
+    dotted,
+    last_name,
+    mentioned,
+    named,
+    names_in,
+    only_target,
+    unindexed,
+    uses,
+)
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk
 from noclobber.syntax.writes import can_bind
 
@@ -109,16 +120,11 @@ def _is_handed_on(file: File, back: ast.Return, write: ast.stmt, *, is_container
 def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:
     """Return True if a statement gives a tensor to a variable alone, which its function does not read after a write,
     nor hands on before it: what it hands on may be read in other runs than those looked at."""
-    name = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 else None
-    if not isinstance(name, ast.Name) or file.scope(name) is not file.scope(write):
+    name, scope = only_target(row), file.scope(write)
+    if not isinstance(name, ast.Name) or file.scope(name) is not scope or not isinstance(scope, FUNCTION):
         return False
-    scope = file.scope(write)
     used = uses(scope, name.id, ast.Load)
-    return (
-        isinstance(scope, FUNCTION)
-        and is_over(file, name.id, write)
-        and all(keeps_nothing(file, one, returned=False) for one in used)
-    )
+    return is_over(file, name.id, write) and all(keeps_nothing(file, one, returned=False) for one in used)
 
 
 def _are_read(file: File, turns: ast.AST, taken: ast.expr, write: ast.stmt) -> bool:

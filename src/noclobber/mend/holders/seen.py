@@ -10,11 +10,11 @@ import ast
 from collections.abc import Container, Sequence
 
 from noclobber.model.reports.finding import Finding
-from noclobber.model.seen.events import Holder, Refusal, without_indexes
+from noclobber.model.seen.events import Holder, Refusal, Write, without_indexes
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.assigning import begins_anew
 from noclobber.syntax.names import binds, called_by, is_own, is_stored, names_in, uses, uses_in
-from noclobber.syntax.tree import FOR, File, Loop, Place, ends, place_of, starts, walk
+from noclobber.syntax.tree import COMPREHENSION, FOR, File, Loop, ends, place_of, starts, walk
 
 Holders = Sequence[Holder]
 _LOOKING_AROUND = ("locals", "vars", "globals")
@@ -32,7 +32,7 @@ def holders_at(finding: Finding, file: File, write: ast.stmt) -> Holders | None:
 
 def _looks(finding: Finding, file: File, write: ast.stmt) -> list[Holders | None]:
     events = [finding.event] if isinstance(finding.event, Refusal) else finding.writes
-    return [one.holders for one in events if _is_at(file, write, place_of(one.site))]
+    return [one.holders for one in events if is_of(one, file, write)]
 
 
 def are_over(file: File, name: str, write: ast.stmt, holders: Holders) -> bool:
@@ -70,12 +70,9 @@ def is_read_elsewhere(finding: Finding, file: File, write: ast.stmt) -> bool:
     return any(one.name.isidentifier() and not is_spent(one, holders) for one in others)
 
 
-def is_of(holder: Holder, file: File, write: ast.stmt) -> bool:
-    """Return True if a holder is a variable of the function that writes."""
-    return _is_at(file, write, place_of(holder.site))
-
-
-def _is_at(file: File, write: ast.stmt, place: Place | None) -> bool:
+def is_of(seen: Holder | Write | Refusal, file: File, write: ast.stmt) -> bool:
+    """Return True if a write was seen at a statement, or a holder is a variable of the function that writes there."""
+    place = place_of(seen.site)
     return place is not None and place.file is file and place.statement is write
 
 
@@ -117,12 +114,9 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
 
 def is_in_comprehension(file: File, use: ast.Name) -> bool:
     """Return True if each turn of a comprehension uses what a name was bound to before it."""
-    turns = (one for one in file.around(use) if isinstance(one, _COMPREHENSIONS))
+    turns = (one for one in file.around(use) if isinstance(one, COMPREHENSION))
     bound = ((one.generators[0].iter, [each.target for each in one.generators]) for one in turns)
     return any(use not in ast.walk(once) and use.id not in set[str]().union(*map(names_in, new)) for once, new in bound)
-
-
-_COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 
 
 def _asks_for_shape(file: File, name: ast.Name) -> bool:

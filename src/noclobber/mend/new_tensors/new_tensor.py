@@ -351,9 +351,8 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     if split not in SPLITS or not isinstance(root, ast.Name) or not set(written) <= {*rows}:
         return "", None
     earlier = [one for one in names if one.id == root.id and starts(one) < starts(made) and not is_stored(file, one)]
-    if not all(isinstance(one, ast.Name) for one in parts) or not all(
-        keeps_nothing(file, one) for one in own + earlier
-    ):
+    plain = all(isinstance(one, ast.Name) for one in parts)
+    if not plain or not all(keeps_nothing(file, one) for one in own + earlier):
         return "", None
     # The strides of a new tensor may be others.
     asked = [one for one in within(scope, ast.Attribute) if one.attr in ("view", "as_strided", "stride")]

@@ -59,10 +59,8 @@ def given_new(scene: Scene) -> Iterator[Change]:
     for write in scene.writes():
         if (found := _valued(scene, write) or _bound(scene, write) or _cloned(scene, write)) is not None:
             yield found
-        in_hook = isinstance(scene.finding.event, GradientWrite) or (
-            scene.finding.cause is Cause.HOOKED and not write.name
-        )
-        if in_hook or _in_backward(write):
+        in_hook = scene.finding.cause is Cause.HOOKED and not write.name
+        if in_hook or isinstance(scene.finding.event, GradientWrite) or _in_backward(write):
             if (part := _part_of_tuple(write)) is not None:
                 yield from part
                 continue
@@ -76,16 +74,13 @@ def _part_of_tuple(write: WriteSyntax) -> Iterator[Change] | None:
     """`return (grads[0] * k, *grads[1:])` for `grads[0].mul_(k)` as the last statement of a module's hook, whose second
     argument are the gradients that it may replace; None for another write."""
     file, scope, target = write.file, write.file.scope(write.statement), write.target
-    if (
-        not isinstance(scope, FUNCTION)
-        or not isinstance(target, ast.Subscript)
-        or not isinstance(target.value, ast.Name)
-    ):
+    held, at = (target.value, target.slice) if isinstance(target, ast.Subscript) else (None, None)
+    if not isinstance(scope, FUNCTION) or not isinstance(held, ast.Name) or not isinstance(at, ast.Constant):
         return None
-    names, at = [one for one in parameters(scope) if one != "self"], target.slice
-    if target.value.id not in names[1:] or not isinstance(at, ast.Constant) or not isinstance(at.value, int):
+    names = [one for one in parameters(scope) if one != "self"]
+    if held.id not in names[1:] or not isinstance(at.value, int):
         return None
-    name, edits = target.value.id, out_of_place(write)
+    name, edits = held.id, out_of_place(write)
     text = edits[0].replacement.partition(" = ")[2] if len(edits) == 1 else ""
     is_last = scope.body[-1] is write.statement and next(walk(scope, ast.Return), None) is None
     if names[1] != name or not text or not is_last or at.value < 0:
@@ -165,10 +160,8 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
     file, call, event = write.file, write.node, scene.finding.event
     # Not of a view from without gradients or from a Function: what it shows may be read for the written values.
     refused = scene.is_refused and scene.code in ("NC303", "NC307", "NC399")
-    given = isinstance(event, GradientWrite) or (
-        scene.unchecked == "packed" and _is_given_to(file, call, "saved_tensors_hooks")
-    )
-    if not isinstance(call, ast.Call) or not (refused or given):
+    packed = scene.unchecked == "packed" and _is_given_to(file, call, "saved_tensors_hooks")
+    if not isinstance(call, ast.Call) or not (refused or packed or isinstance(event, GradientWrite)):
         return None
     outer: ast.AST = call
     while isinstance(file.above[outer], (ast.Attribute, ast.Call)):

@@ -71,8 +71,9 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
 
 def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
     """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written."""
-    for one, target in _unpackings(write):
-        if (part := _indexable(write.file, one.value)) is not None:
+    for one in walk(write.file.scope(write.statement), ast.Assign):
+        target, part = one.targets[0], _indexable(write.file, one.value)
+        if part is not None and isinstance(target, ast.Tuple) and dotted(write.base) in map(dotted, target.elts):
             text = ", ".join(part[0].replace("#", str(number)) for number in range(len(target.elts)))
             yield Change("take the views one at a time", (replace(write.file, one.value, text),), 1)
 
@@ -117,7 +118,8 @@ def _are_parts_of_new(file: File, one: ast.Assign, made: dict[str, ast.expr], wr
     row = only_binding(file, scope, name) if not wholes and name.isidentifier() else None
     if row is None or not is_new(file, row.value) or not all(is_own(scope, each) for each in (name, *made)):
         return False
-    if any(len(uses(scope, each, ast.Store, ast.Del)) != 1 for each in made if each not in _added(file, written)):
+    added = {use.id for use in written if isinstance(file.above[use], ast.AugAssign)}
+    if any(len(uses(scope, each, ast.Store, ast.Del)) != 1 for each in made.keys() - added):
         return False
     if any(starts(use) < starts(one) for each in made for use in uses(scope, each, ast.Load)):
         return False
@@ -140,18 +142,6 @@ def _stays(file: File, index: ast.expr, row: ast.stmt) -> bool:
         and all(is_own(scope, each) and (each in parameters(scope) or uses(scope, each, ast.Store)) for each in names)
         and not set_later(file, *(each.attr for each in walk(index, ast.Attribute)))
     )
-
-
-def _added(file: File, written: list[ast.Name]) -> set[str]:
-    return {one.id for one in written if isinstance(file.above[one], ast.AugAssign)}
-
-
-def _unpackings(write: WriteSyntax) -> Iterator[tuple[ast.Assign, ast.Tuple]]:
-    """The assignments of the function that unpack into a row of names, the written one among them."""
-    for one in walk(write.file.scope(write.statement), ast.Assign):
-        target = one.targets[0]
-        if isinstance(target, ast.Tuple) and dotted(write.base) in map(dotted, target.elts):
-            yield one, target
 
 
 def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:

@@ -25,11 +25,9 @@ def views_later(scene: Scene) -> Iterator[Change]:
     for write in scene.writes() if scene.code == "NC303" else ():
         file, scope, name = write.file, write.file.scope(write.statement), write.name
         writing = list(writes_through(file, scope, name)) if name.isidentifier() else []
-        unpacked = [
-            one for one in within(scope, ast.Call) if called(one) in SPLITS and name in map(dotted, _given(one))
-        ]
-        made = file.statement(unpacked[0]) if len(unpacked) == 1 else None
-        if not isinstance(made, ast.Assign) or made.value is not unpacked[0] or write.statement not in writing:
+        split = [one for one in within(scope, ast.Call) if called(one) in SPLITS and name in map(dotted, _given(one))]
+        made = file.statement(split[0]) if len(split) == 1 else None
+        if not isinstance(made, ast.Assign) or made.value is not split[0] or write.statement not in writing:
             continue
         rows, first, last = file.together(made, write.statement)
         between = rows[first + 1 : last + 1]
@@ -37,7 +35,7 @@ def views_later(scene: Scene) -> Iterator[Change]:
             continue
         if any(starts(one) > ends(rows[last]) for one in writing) or not _are_views(file, made, between):
             continue
-        lines = lines_of(file, made)[0], last_line(made)
+        lines = lines_of(file, made)
         put = insert(file, *file.end_of_line(last_line(rows[last])), "\n" + text_of_lines(file, *lines))
         title = f"make the views of `{name}` after the write"
         yield Change(title, (whole_lines(file, *lines), put), 1, Cure.LATER, is_sound=True)

@@ -253,9 +253,8 @@ def _passes(file: File, row: ast.stmt, is_own: IsOwn) -> bool:
         return _reads_own(file, row.test, is_own) and all(_passes(file, one, is_own) for one in arms)
     if isinstance(row, ast.Expr):
         call = row.value
-        if isinstance(call, ast.Constant):
-            return True
-        return isinstance(call, ast.Call) and (_is_backward(file, call, is_own) or _tells(file, call, is_own))
+        is_known = isinstance(call, ast.Call) and (_is_backward(file, call, is_own) or _tells(file, call, is_own))
+        return is_known or isinstance(call, ast.Constant)
     if isinstance(row, (ast.Assign, ast.AugAssign)):
         targets = row.targets if isinstance(row, ast.Assign) else [row.target]
         return all(isinstance(one, ast.Name) for one in targets) and _reads_own(file, row.value, is_own)

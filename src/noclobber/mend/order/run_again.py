@@ -226,14 +226,9 @@ def _is_known(file: File, call: ast.Call, models: set[str]) -> bool:
         return False
     if isinstance(call.func, ast.Name) and hasattr(builtins, name):
         return name in _COMPUTING
-    if (
-        is_function(call)
-        or dotted(call.func) in ("torch.max", "torch.min")
-        or is_tensors(file, call, of=_COMPUTED)
-        or module_called(file, call) is not None
-    ):
+    if is_function(call) or is_tensors(file, call, of=_COMPUTED) or module_called(file, call) is not None:
         return True
-    if called(definition(file, call.func, call)).endswith("Loss"):
+    if dotted(call.func) in ("torch.max", "torch.min") or called(definition(file, call.func, call)).endswith("Loss"):
         return True
     if ".distributions." in dotted(call.func) or dotted(call.func) in imported_from(file, "torch.distributions"):
         return True

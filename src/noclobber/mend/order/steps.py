@@ -442,9 +442,8 @@ def _is_one_of(file: File, module: ast.expr | None, modules: set[str]) -> bool:
     """Return True for `net`, and for `game.critic` where `self.critic` is one of some modules."""
     if module is None or first_name(module) in parameters(file.scope(module)):
         return False
-    return dotted(module) in modules or (
-        isinstance(module, ast.Attribute) and f"self.{module.attr}" in modules and _is_own(file, module)
-    )
+    is_part = isinstance(module, ast.Attribute) and f"self.{module.attr}" in modules and _is_own(file, module)
+    return is_part or dotted(module) in modules
 
 
 def _is_own(file: File, part: ast.Attribute) -> bool:
