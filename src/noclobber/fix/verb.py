@@ -216,10 +216,8 @@ def told_of_hints(done: AppliedHints, words: Sequence[str], writing: bool) -> Fi
 
 
 def _require(words: Sequence[str]) -> None:
-    if words[0] == "-c":
-        raise CannotFix("`noclobber fix` changes files, and `-c` has none: put the code into a script")
-    if words[0] == "-":
-        raise CannotFix("`noclobber fix` changes files, and stdin is not a file: put the code into a script")
+    if why := {"-c": "`-c` has none", "-": "stdin is not a file"}.get(words[0]):
+        raise CannotFix(f"`noclobber fix` changes files, and {why}: put the code into a script")
 
 
 def _nothing(search: Result, seconds: float) -> Fixed | None:
@@ -354,7 +352,9 @@ def _write(done: Repairs, fixed: Fixed, may_be_written: bool) -> None:
 
 
 def _outside(patch: Patch) -> list[str]:
-    return [path for path in patch.after if not _is_ours(path)]
+    """Return the files that are not the user's own, or not under the current folder."""
+    folder = os.path.realpath(os.getcwd()) + os.sep
+    return [path for path in patch.after if not path.startswith(folder) or owner_of(path) is not Owner.USER]
 
 
 def _write_patch(patch: Patch, fixed: Fixed) -> None:
@@ -377,12 +377,6 @@ def _write_patch(patch: Patch, fixed: Fixed) -> None:
         return
     names = ", ".join(_shown(path) for path in patch.after)
     fixed.words.append(f"noclobber: written: {names}")
-
-
-def _is_ours(path: str) -> bool:
-    """Whether a file is the user's own and under the current folder."""
-    folder = os.path.realpath(os.getcwd()) + os.sep
-    return path.startswith(folder) and owner_of(path) is Owner.USER
 
 
 def _folder(patch: Patch) -> str:

@@ -134,11 +134,6 @@ def _bound_by(edit: Edit) -> str:
     return bound[1] if bound else ""
 
 
-def as_part(finding: Finding, read: Callable[[str], str]) -> list[Change]:
-    """Return the changes by which autograd sees a write that it was never told of."""
-    return candidates(finding, read, (let_see,))
-
-
 def _distinct(found: Iterable[Change]) -> Iterator[Change]:
     """The changes without those whose edits another one has: the one that is sound, else the cheapest, stays, at the
     least cost."""

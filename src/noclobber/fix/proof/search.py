@@ -16,8 +16,9 @@ from noclobber.fix.proof.trials.job import Result
 from noclobber.fix.proof.trials.launcher import Trial
 from noclobber.fix.proof.verdicts import Prover
 from noclobber.mend import meanings
+from noclobber.mend.autograd.seen_by_autograd import let_see
 from noclobber.mend.change import LAST_RESORT, Change
-from noclobber.mend.cures import as_part, candidates
+from noclobber.mend.cures import candidates
 from noclobber.mend.scene import is_of_intent
 from noclobber.model.reports.finding import Finding
 from noclobber.model.reports.shared_writes import of_one_write
@@ -141,7 +142,7 @@ class RepairSearch:
             found = [one for one in found if one.is_sound]
             # Nothing but what backward saved may show the write, or nothing tells what the gradient without it is.
             if not found and not any(isinstance(one.event, Untracked) for one in findings):
-                found = as_part(finding, done.patch.read)
+                found = candidates(finding, done.patch.read, (let_see,))
         if found or not is_of_intent(finding):
             self._prover.meet(finding, findings, self._found_in, done.patch)
         attempt = self._attempted(finding, found)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import islice
 
 from noclobber.mend.change import Change, change
@@ -133,7 +132,7 @@ def _goes_on_beside(around: Loop | Function, read: ast.stmt, states: Sequence[st
     """Return True if what is handed over to states may reach the next turn in another way: `state = h`, where a turn
     may keep the `h` of an earlier one, or where anything else below the backward reads it."""
     named = [(row, dotted(row.value)) for row in walk(around, ast.Assign) if dotted(row.value)]
-    handing = [(row, given) for row, given in named if any(map(partial(_is_set, row), states))]
+    handing = [(row, given) for row, given in named if any(_is_set(row, one) for one in states)]
     for root in {given.partition(".")[0] for _, given in handing}:
         read_on = [one for one in uses_in(around, root) if one.lineno > last_line(read)]
         below = [row for row, given in handing if given.partition(".")[0] == root and row.lineno > read.lineno]

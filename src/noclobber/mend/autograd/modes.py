@@ -13,7 +13,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.syntax.edits import replace
-from noclobber.syntax.names import attributes, called_by, dotted, last_name, mentions
+from noclobber.syntax.names import attributes, called_by, dotted, is_true, last_name, mentions
 from noclobber.syntax.tree import File, walk
 
 
@@ -35,9 +35,5 @@ def _as_no_grad(file: File) -> Iterator[Edit]:
     """Each `torch.inference_mode`, called or not, as `torch.no_grad()`."""
     for one in attributes(file.tree, "inference_mode"):
         owner, call = dotted(one).removesuffix(last_name(one)), called_by(file, one)
-        if call is not None:
-            plain = all(isinstance(each, ast.Constant) and each.value is True for each in call.args)
-            if plain and not call.keywords:
-                yield replace(file, call, f"{owner}no_grad()")
-        else:
-            yield replace(file, one, f"{owner}no_grad()")
+        if call is None or (all(map(is_true, call.args)) and not call.keywords):
+            yield replace(file, call or one, f"{owner}no_grad()")

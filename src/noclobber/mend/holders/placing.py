@@ -73,7 +73,7 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
 
 
 def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: bool) -> bool:
-    origin, above = node, file.above[node]
+    origin = node
     while not keeps_nothing(file, node, returned=False):
         above = file.above[node]
         if isinstance(above, ast.Subscript) and above.value is node:

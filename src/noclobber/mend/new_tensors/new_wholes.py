@@ -347,20 +347,17 @@ def taken(write: WriteSyntax) -> Taken | None:
 def _wholes(file: File, found: Taken, value: str, header: str, stacked: bool) -> Iterator[tuple[str, str]]:
     """Name and statement of a new whole: of a tensor, of a list, of a dict by its keys."""
     loop, target, whole = found
-    if dotted(whole):
-        name = dotted(whole)
+    of = dotted(owner(whole))
+    if name := dotted(whole):
         rows = f"[{value} {header}]"
         yield name, f"{name} = torch.stack({rows})" if stacked else f"{name} = {rows}"
-    elif called(whole) == "items" and isinstance(pair := file.above[target], ast.Tuple) and dotted(owner(whole)):
-        name = dotted(owner(whole))
-        yield name, f"{name} = {{{file.source(pair.elts[0])}: {value} {header}}}"
-    elif isinstance(whole, ast.Call) and called(whole) == "values" and isinstance(whole.func, ast.Attribute):
-        name = dotted(whole.func.value)
+    elif of and called(whole) == "items" and isinstance(pair := file.above[target], ast.Tuple):
+        yield of, f"{of} = {{{file.source(pair.elts[0])}: {value} {header}}}"
+    elif of and called(whole) == "values":
         into = file.source(loop.target).replace(dotted(target), f"(name, {dotted(target)})", 1)
         into = into if isinstance(loop.target, ast.Tuple) else f"name, {dotted(target)}"
-        source = file.source(loop.iter).replace(file.source(whole), f"{name}.items()")
-        if name:
-            yield name, f"{name} = {{name: {value} for {into} in {source}}}"
+        source = file.source(loop.iter).replace(file.source(whole), f"{of}.items()")
+        yield of, f"{of} = {{name: {value} for {into} in {source}}}"
 
 
 def _renamed(text: str, old: str, new: str) -> str:

@@ -223,10 +223,8 @@ def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
     file, scope = write.file, write.file.scope(write.statement)
     if not edits or not isinstance(scope, FUNCTION) or write.name not in parameters(scope):
         return ()
-    if next(walk(scope, ast.Return), None) is not None:
-        return ()
     back = after(file, scope.body[-1], f"return {write.name}")
-    if back is None:
+    if back is None or next(walk(scope, ast.Return), None) is not None:
         return ()
     text = edits[-1].replacement.partition(" = ")[2]
     if back.span.line == edits[-1].span.end_line and text:

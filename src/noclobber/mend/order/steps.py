@@ -523,7 +523,7 @@ def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
     return f"{dotted(given)}{text.removeprefix(root)}" if dotted(given) and text.startswith(root) else ""
 
 
-_USING = ("zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "grad")
+_USING = ("step", "backward", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "grad")
 """Calls that change or use gradients: between two backwards they show that each has gradients of its own."""
 
 
@@ -559,14 +559,10 @@ def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> I
         return
     if "" in (dotted(one), dotted(other)) or dotted(one) == dotted(other):
         return
-    if any(_uses_gradients(row) for row in rows[at + 1 : last] if row not in gone):
+    if any(attributes(row, "grad") or calls(row, *_USING) for row in rows[at + 1 : last] if row not in gone):
         return
     if any(first_name(one) in names_stored(row) for row in rows[at + 1 : last]):
         return
     edits = [*(remove(file, row) for row in (first, *gone))]
     edits.append(replace(file, read.row, f"({file.source(one)} + {file.source(other)}).backward()"))
     yield from change("sum the losses and call `backward` once" + ", then step once" * bool(gone), edits, way="summed")
-
-
-def _uses_gradients(row: ast.stmt) -> bool:
-    return bool(attributes(row, "grad") or calls(row, "step", "backward", *_USING))
