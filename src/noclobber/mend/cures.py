@@ -115,7 +115,7 @@ def candidates(finding: Finding, read: Callable[[str], str], fitting: tuple[Mend
     scene = Scene(finding, read)
     found = sorted(_distinct(one for cure in fitting for one in cure(scene)), key=lambda one: one.cost)
     if kept := set(_to_be_kept(scene)):
-        found = [one for one in found if one.is_sound or not any(map(kept.__contains__, map(_bound_by, one.edits)))]
+        found = [one for one in found if one.is_sound or kept.isdisjoint(map(_bound_by, one.edits))]
     likely = [one for one in found if one.cost < LAST_RESORT][:MOST]
     return likely + [one for one in found if one.cost >= LAST_RESORT][: MOST_MORE if scene.is_judged else 0]
 

@@ -62,7 +62,7 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
     file, name = write.file, write.name
     if not name or name.endswith(("torch", "self")) or loses_write(write):
         return
-    loop = next(iter(reversed(file.loops(write.statement))), None)
+    loop = next(reversed(file.loops(write.statement)), None)
     first, *_ = file.beside(write.statement, partial(_writes_part, file, name))
     inside = cloned_before(file, first, name)
     saves = [one for one in scene.places("save") if one.file.path == file.path]

@@ -253,10 +253,8 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
     """Return the names whose tensors an expression may give, also as a view; None if it may give any other one."""
     if isinstance(value, ast.Constant) or is_new(file, value):
         return set()
-    if (handed := passes_on(file, value)) is not None:
+    if (handed := passes_on(file, value) or _divided(value)) is not None:
         return aliases(file, handed)
-    if (divided := _divided(value)) is not None:
-        return aliases(file, divided)
     if isinstance(value, ast.Name):
         return {value.id}
     parts: list[ast.expr] = []
@@ -369,9 +367,7 @@ def only_reads(file: File, call: ast.Call, argument: ast.expr | None = None) -> 
     of = TAKING if argument is not None else METHODS | KEEPING_NOTHING
     if is_function(call) or is_tensors(file, call, of=of):
         return True
-    if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
-        return True
-    if dotted(call.func) in ("torch.autograd.grad", "autograd.grad") or _is_functional_call(file, call):
+    if dotted(call.func) in BUILTINS | {"torch.autograd.grad", "autograd.grad"} or _is_functional_call(file, call):
         return True
     function = function_called(file, run_by(call), call)
     return function is not None and _gives_new(file, function) and _keeps_no_argument(file, function)

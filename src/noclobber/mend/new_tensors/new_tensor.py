@@ -53,6 +53,7 @@ from noclobber.syntax.names import (
     last_name,
     named,
     names_in,
+    only_target,
     owner,
     root_of,
     uses,
@@ -483,7 +484,7 @@ def _out_of_place(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit 
 def _is_bound_anew(write: ast.Assign, call: ast.Call) -> bool:
     """`h = F.relu(h, inplace=True)` and `h = h.add_(1)`: the result takes the name of what is written."""
     target = written_by(call)
-    return len(write.targets) == 1 and isinstance(target, ast.Name) and dotted(write.targets[0]) == target.id
+    return isinstance(target, ast.Name) and dotted(only_target(write)) == target.id
 
 
 def _into_clone(file: File, write: ast.stmt, name: str) -> Edit | None:

@@ -8,7 +8,7 @@ from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new
-from noclobber.mend.new_tensors.new_wholes import For, taken
+from noclobber.mend.new_tensors.new_wholes import taken
 from noclobber.mend.scene import Scene
 from noclobber.model.seen.operators import TWIN_IS_VIEW, VIEWS
 from noclobber.syntax.edits import cloned_before, remove, replace
@@ -56,7 +56,8 @@ def _by_index(write: WriteSyntax) -> Iterator[Change]:
     source = _indexable(file, found.whole) if found is not None else None
     if found is None or source is None:
         return
-    (loop, target, whole), (text, length), index = found, source, _fresh(file, found.loop)
+    (loop, target, whole), (text, length), used = found, source, names_used(file.scope(found.loop))
+    index = next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)
     uses = [one for row in loop.body for one in uses_in(row, write.name)]
     if any(is_stored(file, one) for one in uses):
         return
@@ -163,8 +164,3 @@ def _views(file: File, one: ast.Assign) -> dict[str, ast.expr]:
     """The names that an assignment gives to views, and how each is taken."""
     given = [(each.id, value_given(file, each)) for each in walk(one.targets[0], ast.Name)]
     return {name: view for name, view in given if isinstance(view, ast.Subscript) or (view and called(view) in VIEWS)}
-
-
-def _fresh(file: File, loop: For) -> str:
-    used = names_used(file.scope(loop))
-    return next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)

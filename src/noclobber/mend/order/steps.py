@@ -495,7 +495,7 @@ def operands(file: File, value: ast.expr) -> list[ast.expr] | None:
             if isinstance(of, ast.Attribute):
                 callees.update(walk(of, ast.expr))
                 found.append(of)
-        elif is_loss or is_function(call) or (isinstance(call.func, ast.Name) and called(call) in BUILTINS):
+        elif is_loss or is_function(call) or dotted(call.func) in BUILTINS:
             callees.update(walk(call.func, ast.expr))
         else:
             return None
