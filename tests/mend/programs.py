@@ -245,6 +245,17 @@ def _waves(w):
 
 
 SOUND = {
+    "a sum that is begun like an argument": """
+def rollout(h):
+    seen, total = h.new_zeros(h.shape[0], 4), 0.0
+    for t in range(3):
+        part = (h + seen * 2).softmax(-1)
+        total = total + part.square().sum() + (seen * h).sum()
+        seen += part
+    return total
+def run():
+    rollout(x @ w).backward()
+""",
     "a mask that a method draws, and gives out": """
 class Mask:
     def __init__(self):

@@ -138,6 +138,25 @@ def told():
     assert ("clone" not in edit.replacement) is is_known
 
 
+def test_memory_of_a_pack_hook_that_the_file_itself_fills(tmp_path):
+    (tmp_path / "script.py").write_text("""
+import torch
+slot = torch.empty(3)
+def pack(saved):
+    return slot.copy_(saved)
+w = torch.ones(3, requires_grad=True)
+with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+    y = (w * w).exp()
+slot.add_(1)
+y.sum().backward()
+""")
+    done = noclobber_runs(["run", "--format", "json", "-o", "report.json", "script.py"], tmp_path)
+    assert "internal error" not in done.stderr
+    report = Report.from_json((tmp_path / "report.json").read_text())
+    assert {one.code for one in report.findings} == {"NC204"}
+    assert report.coverage.lost == ()
+
+
 def reworded(finding):
     """The finding as a report brings it back, with other words everywhere."""
     told = built(Finding, finding_out(finding))

@@ -46,7 +46,9 @@ FUNCTIONS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Of `torch` and `torch.nn.functional`."""
-METHODS = FUNCTIONS - frozenset("cat concat empty full stack take tensor where".split())  # noqa: SIM905
+METHODS = FUNCTIONS - frozenset("cat concat empty full stack take tensor where".split()) | frozenset(  # noqa: SIM905
+    "new_empty new_full new_ones new_tensor new_zeros".split()  # noqa: SIM905
+)
 """Of what is taken for a tensor. Those left out belong to other things as well, and give what these hold."""
 TAKING = frozenset(
     """
@@ -57,8 +59,7 @@ TAKING = frozenset(
 """Methods that are a tensor's whatever they are given: a set, a log or a memory has an `add` too, and keeps it."""
 KEEPING_NOTHING = frozenset(
     """
-    backward dim item is_contiguous new_empty new_full new_ones new_tensor new_zeros numel register_hook requires_grad_
-    size tolist
+    backward dim item is_contiguous numel register_hook requires_grad_ size tolist
     """.split()  # noqa: SIM905
 )
 """Methods of tensors that keep nothing of them."""

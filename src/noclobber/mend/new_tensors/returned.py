@@ -183,7 +183,7 @@ def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
     scope = file.scope(node)
     name = scope.name if isinstance(scope, FUNCTION) else ""
     given: list[ast.expr] = [scope] if isinstance(scope, ast.Lambda) else [*mentions(file, name)] if name else []
-    maker = file.scope(scope)
+    maker = None if isinstance(scope, ast.Module) else file.scope(scope)
     if isinstance(maker, FUNCTION) and [type(file.above[one]) for one in given] == [ast.Return]:
         given = [called_by(file, one) or one for one in mentions(file, maker.name)]
     is_one_of_several = hooks == "register_hook" and len(calls(file.tree, hooks)) != len(given)
