@@ -455,6 +455,34 @@ def test_a_checkpointed_method_gets_a_copy_of_what_it_read_from_its_object() -> 
     assert not any("scale):" in one for one in mended("NC205", taken, **about))
 
 
+def test_a_checkpointed_method_of_another_object_gets_a_copy_of_what_that_holds() -> None:
+    source = """
+        class Memory:
+            def read(self, x):
+                return torch.tanh(x @ self.bank)
+
+        y = checkpoint(memory.read, x, use_reentrant=False)
+        memory.bank.mul_(2)
+        y.sum().backward()
+    """
+    found = mended("NC205", source, write="memory.bank.mul_(2)", save="checkpoint(memory.read, x, use_reentrant=False)")
+    copied = next(one for one in found if "def read(self, x, bank)" in one)
+    assert "torch.tanh(x @ bank)" in copied
+    assert "checkpoint(memory.read, x, memory.bank.clone(), use_reentrant=False)" in copied
+
+
+def test_a_checkpointed_partial_is_given_a_clone_of_what_is_written() -> None:
+    source = """
+        y = checkpoint(partial(layer, w, keep=keep), x, use_reentrant=False)
+        keep.mul_(2)
+        y.sum().backward()
+    """
+    save = "checkpoint(partial(layer, w, keep=keep), x, use_reentrant=False)"
+    found = mended("NC205", source, write="keep.mul_(2)", save=save)
+    assert any("partial(layer, w, keep=keep.clone()), x" in one for one in found)
+    assert not any("w.clone()" in one or "layer.clone()" in one for one in found)
+
+
 def test_a_checkpointed_region_gets_a_clone_of_the_argument_that_is_written() -> None:
     source = """
         y = checkpoint(net, scale, x, use_reentrant=False)

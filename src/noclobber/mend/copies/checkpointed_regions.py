@@ -34,6 +34,7 @@ from noclobber.syntax.names import (
     only_target,
     reads,
     uses,
+    values,
 )
 from noclobber.syntax.tree import File, Function, functions, last_line, walk
 from noclobber.syntax.writes import WriteSyntax, write_in
@@ -104,7 +105,8 @@ def _run_as_before(scene: Scene) -> Iterator[Change]:
 def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     """`checkpoint(lambda t: t * s, x)` as `checkpoint(lambda t, s: t * s, x, s.clone())`, which closes over nothing.
 
-    The same for a function or method of this file that nothing else calls, and for what it reads as `self.s`.
+    The same for a function or method of this file that nothing else calls, and for what it reads as `self.s`; of
+    `net.read`, that is `net.s`.
     """
     name = dotted(write.base)
     short = name.rpartition(".")[2]
@@ -115,21 +117,24 @@ def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
                 continue
             names = [each.arg for each in region.args.args]
             body = region.body if isinstance(region.body, list) else [region.body]
-            read = [each for row in body for each in reads(name, row, file)]
+            held = dotted(one.args[0].value) if isinstance(one.args[0], ast.Attribute) else ""
+            is_held = held != "" and name in (f"{held}.{short}", f"self.{short}")
+            inner, outer = (f"self.{short}", f"{held}.{short}") if is_held else (name, name)
+            read = [each for row in body for each in reads(inner, row, file)]
             if not read or short in names or len(names) - (names[0] == "self") != len(given):
                 continue
-            if name != short and any(True for row in body for _ in reads(short, row, file)):
+            if inner != short and any(True for row in body for _ in reads(short, row, file)):
                 continue
             last, end = region.args.args[-1], file.span(given[-1])
             if last.annotation is not None or region.args.defaults:
                 continue
             edits = [
                 insert(file, last_line(last), file.span(last).end_column, f", {short}"),
-                insert(file, end.end_line, end.end_column, f", {name}.clone()"),
-                *(replace(file, each, short) for each in read if name != short),
+                insert(file, end.end_line, end.end_column, f", {outer}.clone()"),
+                *(replace(file, each, short) for each in read if inner != short),
             ]
-            title = f"pass the region its own copy of `{name}`"
-            yield Change(title, tuple(edits), 1, Cure.CLONE_ARGUMENT, _is_sound(scene, file, region, name))
+            is_sound = inner == outer == name and _is_sound(scene, file, region, name)
+            yield Change(f"pass the region its own copy of `{outer}`", tuple(edits), 1, Cure.CLONE_ARGUMENT, is_sound)
 
 
 def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str) -> bool:
@@ -174,10 +179,13 @@ def _writes_own(file: File, buffer: str) -> bool:
 
 
 def _given_clones(scene: Scene) -> Iterator[Change]:
-    """`checkpoint(f, x)` as `checkpoint(f, x.clone())`, of what is written or else of the first argument."""
+    """`checkpoint(f, x)` as `checkpoint(f, x.clone())`, of what is written or else of the first argument; the same for
+    what `partial` gives the region."""
     names = {write.name for write in scene.writes()}
     for file, call in _checkpoints(scene):
-        given = [one for one in call.args[1:] if not isinstance(one, ast.Starred)]
+        region = call.args[0] if called(call.args[0]) == "partial" else None
+        given = call.args[1:] + (values(region)[1:] if isinstance(region, ast.Call) else [])
+        given = [one for one in given if not isinstance(one, ast.Starred)]
         for one in [each for each in given if dotted(each) in names] or given[:1]:
             yield Change(f"give the region a clone of `{file.source(one)}`", (append(file, one, ".clone()"),), 3)
 
@@ -190,7 +198,7 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
     kinds = [scene.kind, *(one.tensor.kind for one in scene.finding.writes)]
     what = next((OWN[one] for one in kinds if one in OWN), None)
     for file, call in _checkpoints(scene):
-        if what is None or _region(file, call) or len(call.args) < 2 or has_stars(call):
+        if what is None or _region(file, call) or len(call.args) < 2 or has_stars(call) or not dotted(call.args[0]):
             continue
         if not is_given(call, "use_reentrant", False):
             continue
