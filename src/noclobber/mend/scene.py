@@ -13,7 +13,7 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
 from noclobber.model.source import Owner, Span, owner_of, source_text
-from noclobber.syntax.names import attributes, called, calls, dotted, names_used, optimizer_of, owner
+from noclobber.syntax.names import attributes, called, called_by, calls, dotted, names_used, optimizer_of, owner
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
 from noclobber.syntax.writes import WriteSyntax, write_at, writes
 
@@ -37,12 +37,13 @@ _DEEPEST = 4
 
 
 def _computes_only(file: File, row: ast.stmt) -> bool:
-    """Return True if a statement computes by operators and functions of PyTorch with what variables lead to, and makes
-    no tensor of a type that it names."""
-    known = {one.name for one in functions(file.tree)}
-    made = [one for one in walk(row, ast.Call) if not (is_function(one) or is_method(one) or writes(one))]
-    parts = [one for one in walk(row, ast.Attribute) if one.attr in known or dotted(one).count(".") > _DEEPEST]
-    return not made and not parts and not any(one.arg == "dtype" for one in walk(row, ast.keyword))
+    """Return True if a statement computes by operators, and functions of PyTorch and the file, with what variables lead
+    to, and makes no tensor of a type that a variable names."""
+    known, made = {one.name for one in functions(file.tree)}, list(walk(row, ast.Call))
+    others = [one for one in made if not (is_function(one) or is_method(one) or writes(one) or called(one) in known)]
+    parts = [one for one in walk(row, ast.Attribute) if called_by(file, one) is None]
+    hidden = [one for one in parts if one.attr in known or dotted(one).count(".") > _DEEPEST]
+    return not others and not hidden and not any(one.arg == "dtype" for one in walk(row, ast.keyword))
 
 
 def as_it_ran(path: str) -> str:
@@ -239,9 +240,10 @@ class Scene:
             return dtype in _WIDE
         seen = [event] if isinstance(event, Refusal) else self.finding.writes
         rows = [one.statement for one in self.writes()] if all(one.is_widest for one in seen) else []
+        run: list[ast.AST] = [file.tree]
         if rows and not _DEFAULTS & names_used(file.tree) and all(_computes_only(file, one) for one in rows):
-            return all(_WIDER.isdisjoint(names_used(one)) for one in rows)
-        return _WIDER.isdisjoint(names_used(file.tree))
+            run = [*rows, *(each for one in rows for each in run_by(self, one))]
+        return all(_WIDER.isdisjoint(names_used(one)) for one in run)
 
     def files(self) -> list[File]:
         """The files of the user's own labels and of the calls that lead there, then the modules that these import from
