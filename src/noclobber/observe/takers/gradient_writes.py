@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -62,6 +62,8 @@ class Spoil:
         """True if the write changed the bytes. None until the code that wrote has returned."""
         self.heirs = {following for following, _ in node.next_functions}
         """The nodes that get the changed bytes rightly: the code that wrote passed the bytes on to them."""
+        self.is_passed_on = True
+        """False if nobody gets them rightly."""
         self._kept: Digest = None
 
     def is_on(self, tensor: object) -> bool:
@@ -111,8 +113,10 @@ class Spoil:
 class Deliveries:
     """Where the gradients of one backward call go. After the first write to one, every node that runs is checked."""
 
-    def __init__(self, call: Backward, way: Way, notice: Notice, hooked: Container[Node]) -> None:
-        self._notice, self._hooked = notice, hooked
+    def __init__(self, call: Backward, way: Way, notice: Notice, hooked: Iterable[Node]) -> None:
+        """`hooked`: the Functions that the program, or a module's hook, has hooked. What such a hook passes on is known
+        when it has run: a hook that is registered while it runs comes too late."""
+        self._notice = notice
         self.given = call.gradients
         self.spoils: list[Spoil] = []
         self._by_storage: dict[int, list[Spoil]] = {}
@@ -122,16 +126,17 @@ class Deliveries:
         self._open: list[Spoil] = []
         """Those of nodes that have not run to their end."""
         self._has_changed = False
-        self._heard: Node | None = None
-        """The Function whose hook has written, until another node runs."""
         self._passed_on: list[tuple[Spoil, Node]] = []
         """The heirs of the node that ran last. What it passes on has come to them before the next node runs."""
+        self._modes: list[OperatorMode] = []
+        made = way.entry(self.returned)
+        self._hooks += [hook_stack.hook(node.register_hook, partial(made, node)) for node in list(hooked)]
 
     def expect(self, spoil: Spoil) -> None:
         """Record a gradient that is about to be written, and hook the nodes of the graph at the first one.
 
-        The node of a Function calls `returned` and needs no hook. It gets one only if the program itself has hooked
-        it: where there is a hook, no Function may add to the gradients that other nodes have passed on so far
+        The node of a Function calls `returned` and needs no hook. It has one only if the program itself has hooked it:
+        where there is a hook, no Function may add to the gradients that other nodes have passed on so far
         (`ctx.input_grad_buffers`, torch 2.14; tests/observe/detectors/test_gradient_buffers.py).
         """
         if any(
@@ -147,15 +152,8 @@ class Deliveries:
             gets, made = self._way.entry(self._gets), self._way.entry(self.returned)
             for node in self._nodes:
                 self._hooks.append(hook_stack.hook(node.register_prehook, partial(gets, node)))
-                if node.next_functions and not (isinstance(node, BackwardCFunction) and node not in self._hooked):
+                if node.next_functions and not isinstance(node, BackwardCFunction):
                     self._hooks.append(hook_stack.hook(node.register_hook, partial(made, node)))
-
-    def hear_sums_of(self, node: Node) -> None:
-        """Hear what the engine adds up of what a hook passes on that runs after a Function, and so after `returned`."""
-        if self._heard is not node:
-            self._heard = node
-            following = [after for after, _ in node.next_functions]
-            modes.push_mode(OperatorMode(self._way, partial(self._added, following, [])))
 
     def _changed(self, tensor: object) -> Iterator[Spoil]:
         """Yield the overwritten gradients that a tensor lies on."""
@@ -167,7 +165,6 @@ class Deliveries:
     def _gets(self, node: Node, gradients: tuple[object, ...]) -> None:
         """A node is about to run, and gets these gradients."""
         self._arrive()
-        self._heard = None
         for spoil in list(self._open):
             if node is spoil.node:
                 spoil.ran = True
@@ -190,11 +187,14 @@ class Deliveries:
         made = made if isinstance(made, (tuple, list)) else (made,)
         handed = list(zip(following, made, strict=True)) if len(made) == len(following) else []
         for after, each in handed or [(after, each) for after in following for each in made]:
-            self._passed_on += [(spoil, after) for spoil in self._changed(each) if after is not None]
+            passed = (spoil for spoil in self._changed(each) if spoil.is_passed_on)
+            self._passed_on += [(spoil, after) for spoil in passed if after is not None]
         to = [(after, tensor_state.identity(each)) for after, each in handed if isinstance(each, torch.Tensor)]
         # Nobody takes it off: the engine has each node begin with the modes of the call (torch 2.10 to 2.15;
-        # tests/observe/detectors/test_gradient_writes.py).
-        modes.push_mode(OperatorMode(self._way, partial(self._added, following, to)))
+        # tests/observe/detectors/test_gradient_writes.py). It is held here too: a mode that only the stack holds is
+        # freed where it is taken off for a while (torch 2.10).
+        self._modes.append(OperatorMode(self._way, partial(self._added, following, to)))
+        modes.push_mode(self._modes[-1])
 
     def _close(self, spoil: Spoil) -> None:
         """Compare the bytes: the code that wrote has returned."""
@@ -229,7 +229,7 @@ class Deliveries:
             return  # the node that has run gives both parts
         for spoil in self._changed(args[0]):
             heir = next((after for after in getting if after in spoil.heirs), None)
-            if heir is None or spoil.is_on(args[1]):  # which is what was passed on; the other part came another way
+            if heir is None:
                 spoil.tell(getting[0], self._notice)
             spoil.heirs.discard(heir)
 
@@ -238,6 +238,7 @@ class Deliveries:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._modes.clear()
 
     def finish(self, result: Any) -> None:
         """Check what the backward leaves: the gradients that it returns, and those of leaves. `result` is what the
@@ -362,7 +363,7 @@ class Gradients:
         def ran(result: object) -> None:
             if keys:
                 self._context.ignore(self._looking, keys)
-            for run in self._under_way() if result is not None else ():
+            for run in self._under_way() if result is not None and function not in self._hooked else ():
                 if run.spoils:
                     run.returned(function, result)
 
@@ -402,11 +403,9 @@ class Gradients:
         )
         spoil = Spoil(tensor, node, event, clobbers.later_of(tensor))
         if by == "hook" and (call is not frames[-1] or _is_given_twice(call, key)):
-            spoil.heirs = set()  # the engine passes something else on, or the same to several nodes
+            spoil.heirs, spoil.is_passed_on = set(), False  # the node passes something else on, or one to several nodes
         for run in self._under_way():
             run.expect(spoil)
-            if by == "hook" and issubclass(type(node), BackwardCFunction):
-                run.hear_sums_of(node)
 
     def _finish(self, run: Deliveries, result: object) -> None:
         """Report what a backward leaves. Keep the overwritten gradients that the program passed in: it may pass them
