@@ -68,12 +68,6 @@ _WEIGHED = 1 << 16
 """How many numbers of a tensor, evenly spaced, go into the weighted sums of a sketch. The norm is of all numbers."""
 
 
-class _Attribute(property):
-    """A property that says whose it is, as Dynamo asks of each (torch 2.10; tests/fix/test_ranks.py)."""
-
-    __objclass__ = torch._C.TensorBase
-
-
 class Evidence:
     """Listens to the backward calls of this process: the first `most` calls, or those of the first `seconds`.
 
@@ -161,7 +155,7 @@ class Evidence:
         if self._wanted == "gradients":
             whole: Any = vars(torch._C.TensorBase)["grad"]
             getter = passed_over(lambda tensor: self._read(tensor, whole.__get__(tensor)))
-            self._patches.put(torch.Tensor, "grad", _Attribute(getter, whole.__set__, whole.__delete__, whole.__doc__))
+            self._patches.put(torch.Tensor, "grad", property(getter, whole.__set__, whole.__delete__, whole.__doc__))
         watch()
         self._wrap(self._ending)
 
