@@ -1,6 +1,7 @@
 """Writes into gradients: heard if and only if another part of the graph gets the changed bytes."""
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -405,6 +406,17 @@ def of_a_sum(x, y, hook, *, joined):
     return f(x * 1, y * 1 if joined else y.detach())
 
 
+class Cat(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.cat([a, b])
+
+
+def of_parts(x, y, hook, *, joined):
+    f = Cat()
+    f.register_full_backward_hook(hook)
+    return f(x * 1, y * 1).view(2, 3).sum(0) + x * joined
+
+
 def of_an_identity(x, y, hook, *, joined):
     f = torch.nn.Identity()
     f.register_full_backward_hook(hook)
@@ -420,6 +432,7 @@ def of_an_identity(x, y, hook, *, joined):
         (of_tanh, what_it_makes, makes_anew),
         (of_a_sum, what_it_makes, makes_anew),
         (of_an_identity, what_it_makes, makes_anew),
+        (of_parts, what_it_makes, makes_anew),
     ],
 )
 def test_hooks_of_modules(make, write, right, joined):
@@ -433,3 +446,25 @@ def test_hooks_of_modules(make, write, right, joined):
     heard, gradients = hear(lambda: program(write))
     assert all_equal(gradients, bare(lambda: program(write)))
     assert bool(heard.events) == (not all_equal(gradients, program(right)))
+
+
+def test_a_hook_of_a_module_beside_a_backward_of_another_thread():
+    """The Functions that are hooked there are of no concern here."""
+
+    def backward(hook, joined):
+        x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+        (of_an_identity(x, y, hook, joined=joined) * W).sum().backward()
+        return x.grad
+
+    other = []
+
+    def writes_and_waits(module, made, given):
+        made[0].mul_(10)
+        thread = threading.Thread(target=lambda: other.append(backward(what_it_makes, 0)))
+        thread.start()
+        thread.join()
+
+    heard, gradient = hear(lambda: backward(writes_and_waits, 1))
+    assert len(heard.events) == 1
+    assert torch.equal(gradient, bare(lambda: backward(what_it_makes, 1)))
+    assert torch.equal(other[0], bare(lambda: backward(what_it_makes, 0)))

@@ -129,7 +129,7 @@ class Deliveries:
         self._passed_on: list[tuple[Spoil, Node]] = []
         """The heirs of the node that ran last. What it passes on has come to them before the next node runs."""
         self._modes: list[OperatorMode] = []
-        made = way.entry(self.returned)
+        made = way.entry(self._returned_here)
         self._hooks += [hook_stack.hook(node.register_hook, partial(made, node)) for node in list(hooked)]
 
     def expect(self, spoil: Spoil) -> None:
@@ -195,6 +195,11 @@ class Deliveries:
         # freed where it is taken off for a while (torch 2.10).
         self._modes.append(OperatorMode(self._way, partial(self._added, following, to)))
         modes.push_mode(self._modes[-1])
+
+    def _returned_here(self, node: Node, made: Any, given: object) -> None:
+        """The same for a hooked Function, which may be of a graph that another thread runs through."""
+        if self in _under_way():
+            self.returned(node, made, given)
 
     def _close(self, spoil: Spoil) -> None:
         """Compare the bytes: the code that wrote has returned."""
@@ -344,14 +349,6 @@ class Gradients:
 
         return ended
 
-    def _under_way(self) -> list[Deliveries]:
-        """Return the deliveries of the backward calls that this thread runs or works for, innermost first."""
-        call, under_way = here(), []
-        while call is not None and call.deliveries is not None:
-            under_way.append(call.deliveries)
-            call = call.outer
-        return under_way
-
     def function_begins(self, function: Node, args: tuple[object, ...]) -> Callable[[object], None]:
         """Return what to call when the backward of a custom Function has ended.
 
@@ -363,7 +360,7 @@ class Gradients:
         def ran(result: object) -> None:
             if keys:
                 self._context.ignore(self._looking, keys)
-            for run in self._under_way() if result is not None and function not in self._hooked else ():
+            for run in _under_way() if result is not None and function not in self._hooked else ():
                 if run.spoils:
                     run.returned(function, result)
 
@@ -402,9 +399,9 @@ class Gradients:
             site_of(next((self._places[above.f_code] for above in frames if above.f_code in self._places), None)),
         )
         spoil = Spoil(tensor, node, event, clobbers.later_of(tensor))
-        if by == "hook" and (call is not frames[-1] or _is_given_twice(call, key)):
+        if by == "hook" and (call is not frames[-1] or _is_given_twice(call, tensor)):
             spoil.heirs, spoil.is_passed_on = set(), False  # the node passes something else on, or one to several nodes
-        for run in self._under_way():
+        for run in _under_way():
             run.expect(spoil)
 
     def _finish(self, run: Deliveries, result: object) -> None:
@@ -419,6 +416,15 @@ class Gradients:
         self.given[:] = [spoil for spoil in self.given if spoil not in again and not spoil.handed.storage.expired()]
         for spoil in again:
             spoil.tell(None, self._context.bus.notice)
+
+
+def _under_way() -> list[Deliveries]:
+    """Return the deliveries of the backward calls that this thread runs or works for, innermost first."""
+    call, under_way = here(), []
+    while call is not None and call.deliveries is not None:
+        under_way.append(call.deliveries)
+        call = call.outer
+    return under_way
 
 
 def _called(frames: list[FrameType]) -> list[FrameType]:
@@ -442,10 +448,13 @@ def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:
     return tensor_state.tensors_in(*(frame.f_locals.get(name) for name in code.co_varnames[:count]))
 
 
-def _is_given_twice(call: FrameType, key: int) -> bool:
-    """Return True if a call got one memory as several gradients, as of the inputs of a sum."""
+def _is_given_twice(call: FrameType, written: torch.Tensor) -> bool:
+    """Return True if a call got the written bytes as several gradients, as of the inputs of a sum. Those of `torch.cat`
+    are parts of one memory, and each has bytes of its own."""
+    key, where = storages.storage_key(written), geometry(written)
     given = (call.f_locals.get(name) for name in call.f_code.co_varnames[: call.f_code.co_argcount])
-    return any([*map(storages.storage_key, tensor_state.tensors_in(one))].count(key) > 1 for one in given)
+    parts = ([one for one in tensor_state.tensors_in(each) if storages.storage_key(one) == key] for each in given)
+    return any(sum(touch(geometry(one), where) for one in each) > 1 for each in parts)
 
 
 def _keys(args: tuple[object, ...]) -> list[int]:
