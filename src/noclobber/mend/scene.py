@@ -30,10 +30,10 @@ KEEPS_TYPE = {
 tests/mend/test_sound.py)."""
 _WIDER = frozenset({"float64", "double", "complex128", "DoubleTensor", "set_default_dtype", "from_numpy", "as_tensor"})
 """Names by which a file may make tensors of a wider type."""
-
-
 _DEFAULTS = frozenset({"set_default_dtype", "set_default_tensor_type"})
+"""Those by which every tensor is made of another type."""
 _DEEPEST = 4
+"""How many attributes deep a tensor is surely looked at (observe/describe/reachable.py)."""
 
 
 def _computes_only(file: File, row: ast.stmt) -> bool:

@@ -449,22 +449,26 @@ def test_hooks_of_modules(make, write, right, joined):
 
 
 def test_a_hook_of_a_module_beside_a_backward_of_another_thread():
-    """The Functions that are hooked there are of no concern here."""
+    """What ends there is not the end of a hook that waits here, between two writes."""
 
-    def backward(hook, joined):
-        x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
-        (of_an_identity(x, y, hook, joined=joined) * W).sum().backward()
-        return x.grad
+    def loss(x, hook, joined):
+        y = torch.full((3,), 2.0, requires_grad=True)
+        return (of_an_identity(x, y, hook, joined=joined) * W).sum()
 
-    other = []
+    def program():
+        x, z = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        there = loss(z, what_it_makes, 0)
 
-    def writes_and_waits(module, made, given):
-        made[0].mul_(10)
-        thread = threading.Thread(target=lambda: other.append(backward(what_it_makes, 0)))
-        thread.start()
-        thread.join()
+        def writes_and_waits(module, made, given):
+            made[0].mul_(1)
+            thread = threading.Thread(target=there.backward)
+            thread.start()
+            thread.join()
+            made[0].mul_(10)
 
-    heard, gradient = hear(lambda: backward(writes_and_waits, 1))
+        loss(x, writes_and_waits, 1).backward()
+        return x.grad, z.grad
+
+    heard, gradients = hear(program)
     assert len(heard.events) == 1
-    assert torch.equal(gradient, bare(lambda: backward(what_it_makes, 1)))
-    assert torch.equal(other[0], bare(lambda: backward(what_it_makes, 0)))
+    assert all_equal(gradients, bare(program))
