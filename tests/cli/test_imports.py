@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import threading
@@ -107,3 +108,43 @@ def test_other_threads_wait_for_the_call(module: Path) -> None:
     for thread in threads:
         thread.join(10)
     assert order == ["called", *["imported"] * 3]
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """The tests freeze what is there at their beginning. A program has frozen nothing."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("thawed")
+@pytest.mark.parametrize("fails", (False, True))
+@pytest.mark.parametrize("is_on", (True, False))
+def test_no_garbage_is_collected_while_a_module_is_imported(module: Path, is_on: bool, fails: bool) -> None:
+    """What an import makes stays. To go through it again and again takes a fifth of `import torch` (CPython 3.11)."""
+    module.write_text(f"import gc; on = gc.isenabled()\n{'1 / 0' if fails else ''}")
+    seen: list[bool] = []
+    after_import(NAME, lambda: seen.append(sys.modules[NAME].on))
+    if not is_on:
+        gc.disable()
+    try:
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                importlib.import_module(NAME)
+        else:
+            importlib.import_module(NAME)
+        assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
+    assert seen == ([] if fails else [False])
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_what_the_program_froze_stays_frozen(module: Path) -> None:
+    module.write_text("")
+    after_import(NAME, lambda: None)
+    gc.freeze()
+    importlib.import_module(NAME)
+    assert gc.get_freeze_count()

@@ -3,9 +3,10 @@ where torch cannot be imported."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -37,6 +38,26 @@ def torch_needed() -> Iterator[None]:
         yield
     except (Exception, SystemExit) as failure:
         raise NoTorch(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Put garbage collections off for a block that makes many objects, all of which stay.
+
+    They go to the oldest generation at once. On CPython 3.11, collections take 0.25 s of the 1.2 s of `import torch`,
+    and a full one takes 0.07 s after it.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # or the program's own would be let go
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
 
 
 class _Finder:
@@ -73,7 +94,8 @@ class _Finder:
 
 
 class _TellingSpec(ModuleSpec):
-    """A spec that calls `_loaded` when the module has been executed, then is a plain spec again.
+    """A spec that calls `_loaded` when the module has been executed, without a garbage collection in between, then is a
+    plain spec again.
 
     importlib sets `spec._initializing` to True before it executes a module and to False after, on success and failure,
     since Python 3.3. Other threads that import the module wait while it is True.
@@ -85,9 +107,13 @@ class _TellingSpec(ModuleSpec):
 
     @_initializing.setter
     def _initializing(self, value: bool) -> None:
-        if not value and "_loaded" in vars(self):
+        if value:
+            executing = vars(self)["_executing"] = ExitStack()
+            executing.enter_context(no_collection())
+        elif "_loaded" in vars(self):
             try:
-                vars(self).pop("_loaded")()
+                with vars(self).pop("_executing", ExitStack()):
+                    vars(self).pop("_loaded")()
             finally:
                 self.__class__ = ModuleSpec  # type: ignore[assignment]
         vars(self)["_initializing"] = value

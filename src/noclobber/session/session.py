@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -24,6 +22,7 @@ from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.hints import Hint, Opportunity
 from noclobber.model.seen.silent import Event
 from noclobber.model.tracebacks import shown_with, without_own_frames
+from noclobber.session.imports import no_collection
 from noclobber.session.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Session:
 
         Raises UnsupportedTorch where this PyTorch lacks what is needed.
         """
-        with _no_collection():
+        with no_collection():
             try:
                 from noclobber.observe.arming import subscription
                 from noclobber.observe.memory import allocations, saved_bytes
@@ -406,19 +405,3 @@ def _after(before: Coverage, now: Coverage) -> Coverage:
     """Return what is covered now, with what was not seen before."""
     unseen = {one.partition(" (")[0]: one for one in (*before.unseen, *now.unseen)}
     return replace(now, unseen=tuple(unseen.values()))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Put garbage collections off for a block that makes many objects, all of which stay.
-
-    After `import torch` a full collection takes 0.07 s, and arming would cause one (CPython 3.11).
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
