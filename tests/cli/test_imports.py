@@ -119,8 +119,8 @@ def thawed() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("thawed")
-@pytest.mark.parametrize("fails", (False, True))
-@pytest.mark.parametrize("is_on", (True, False))
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("is_on", [True, False])
 def test_no_garbage_is_collected_while_a_module_is_imported(module: Path, is_on: bool, fails: bool) -> None:
     """What an import makes stays. To go through it again and again takes a fifth of `import torch` (CPython 3.11)."""
     module.write_text(f"import gc; on = gc.isenabled()\n{'1 / 0' if fails else ''}")

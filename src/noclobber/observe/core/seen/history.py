@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from itertools import pairwise
 from operator import attrgetter
 from typing import Protocol
 
@@ -93,7 +92,8 @@ class Memory:
                 taken += self.steps.popleft().records()
         if taken:
             self.logged += taken
-            if not all(before.moment <= one.moment for before, one in pairwise(self.logged[-len(taken) - 1 :])):
+            moments = [one.moment for one in self.logged[-len(taken) - 1 :]]
+            if moments != sorted(moments):
                 self.logged.sort(key=attrgetter("moment"))
             if len(self.logged) > self.limit:
                 self.prune(newest=max(RECENT // 4, len(taken)))

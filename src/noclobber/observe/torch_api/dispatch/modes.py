@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from noclobber.observe.torch_api import private
-from noclobber.observe.torch_api.dispatch.spare_key import unlogged
+from noclobber.observe.torch_api.dispatch.spare_key import key_is_set, set_key, unlogged
 
 plain: Callable[[], AbstractContextManager[None]] = private.name("_C.DisableTorchFunction")
 """Hides what noclobber asks of tensors from the program's `__torch_function__` modes."""
@@ -16,6 +16,8 @@ transforms_active: Callable[[], bool] = private.name("_C._are_functorch_transfor
 """Returns True while this thread is inside torch.func."""
 function_modes: Callable[[], int] = private.name("_C._len_torch_function_stack")
 """Returns how many `__torch_function__` modes the program has entered in this thread."""
+set_grad: Callable[[bool], None] = private.name("_C._set_grad_enabled")
+"""Does what `torch.no_grad` does at its begin and end, which takes five times as long (torch 2.13)."""
 _modes_on_stack: Callable[[], int] = private.name("_C._len_torch_dispatch_stack")
 _without_modes: Callable[[], AbstractContextManager[object]] = private.name(
     "utils._python_dispatch._disable_current_modes"
@@ -47,5 +49,14 @@ def aside() -> Iterator[None]:
     of that mode (torch 2.13; tests/observe/core/test_inference.py).
     """
     usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-    with usual, torch.no_grad(), unlogged(), no_modes(), plain():
-        yield
+    with plain(), no_modes(), usual:
+        grad, on = torch.is_grad_enabled(), key_is_set()
+        set_grad(False)
+        if on:
+            set_key(False)
+        try:
+            yield
+        finally:
+            if on:
+                set_key(True)
+            set_grad(grad)
