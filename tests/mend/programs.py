@@ -5,6 +5,7 @@ from the program itself: `RIGHT` in its text computes them another way.
 """
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 HEAD = """\
@@ -73,6 +74,25 @@ signs = Signs(net)
 OPTIMIZERS = """
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(g.parameters(), 0.1)
 """
+
+
+def _gradients(x, w, loss):
+    return torch.autograd.grad(loss(x @ w), (x, w))
+
+
+def _by_slope_at(x, w):
+    at = 1 + x.detach()
+    at = torch.cat([torch.full_like(at[:1], 0.5), at[1:-1], torch.full_like(at[:1], 2.0)]).requires_grad_()
+    (slope,) = torch.autograd.grad((at @ w).square().sum(), at, create_graph=True)
+    return torch.autograd.grad(slope.square().sum(), w)[0]
+
+
+def _by_mean(x):
+    torch.manual_seed(0)
+    torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    _, *others = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(3)]
+    weight, bias = (sum(getattr(one, name) for one in others) / 2 for name in ("weight", "bias"))
+    return torch.autograd.grad(F.linear(x, weight, bias).square().sum(), x)[0]
 
 
 def _of_product(x, w, gradient):
@@ -2385,6 +2405,98 @@ def run():
     scaled(x @ w).sum().backward()
 """,
         lambda x, w: _of_product(x, w, torch.tensor([[2.0], [3.0], [4.0]], dtype=x.dtype).expand(3, 4)),
+    ),
+    "rows that a loop writes, one of which is read in other runs": (
+        """
+def scaled(maps, first):
+    maps = maps * 2
+    one = maps[0] if first else None
+    for row in maps:
+        row -= 1
+        row *= 3
+    return one if first else maps
+def run():
+    scaled(x @ w, False).square().sum().backward()
+""",
+        lambda x, w: _gradients(x, w, lambda h: ((h * 2 - 1) * 3).square().sum()),
+    ),
+    "rows that a loop writes, of a list in other runs": (
+        """
+def scaled(maps):
+    for row in maps:
+        row -= 1
+        row *= 3
+    return maps[0].sum()
+def run():
+    maps = x @ w
+    if len(maps) > 9:
+        maps = list(maps)
+    scaled(maps).backward()
+""",
+        lambda x, w: _gradients(x, w, lambda h: ((h - 1) * 3)[0].sum()),
+    ),
+    "rows that a loop writes, of what another name shows": (
+        """
+def run():
+    maps = x @ w
+    shown = maps.view(-1)
+    for row in maps:
+        row *= 3
+    (maps.square().sum() + shown.sum()).backward()
+""",
+        lambda x, w: _gradients(x, w, lambda h: (3 * h).square().sum() + (3 * h).sum()),
+    ),
+    "rows that a loop counts": (
+        """
+def run():
+    maps = x @ w
+    for i, row in enumerate(maps.unbind(0)):
+        row *= w[i].sum()
+    maps.square().sum().backward()
+""",
+        lambda x, w: _gradients(x, w, lambda h: (h * w.sum(1)[:3, None]).square().sum()),
+    ),
+    "edges of a grid, as views that are made without gradients": (
+        """
+class Frame:
+    def edges(self, grid):
+        with torch.no_grad():
+            top, bottom = grid[:1], grid[-1:]
+        return top, bottom
+def run():
+    grid = x @ w
+    for edge in Frame().edges(grid):
+        edge *= 0.5
+    grid.square().sum().backward()
+""",
+        lambda x, w: _gradients(x, w, lambda h: (h * h.new_tensor([[0.5], [1], [0.5]])).square().sum()),
+    ),
+    "a leaf whose ends are set before anything reads it": (
+        """
+def ends(low=0.5, high=2.0):
+    at = (1 + x.detach()).requires_grad_()
+    at[0] = low
+    at[-1] = high
+    return at
+def run():
+    at = ends()
+    (slope,) = torch.autograd.grad((at @ w).square().sum(), at, create_graph=True)
+    slope.square().sum().backward()
+""",
+        lambda x, w: [None, _by_slope_at(x, w)],
+    ),
+    "weights that are moved to the mean of others": (
+        """
+net, others = nn.Linear(4, 4, dtype=torch.float64), [nn.Linear(4, 4, dtype=torch.float64) for _ in range(2)]
+def run():
+    for name, weight in net.named_parameters():
+        moved = torch.zeros_like(weight)
+        for one in others:
+            moved += (dict(one.named_parameters())[name].detach() - weight.detach()) / len(others)
+        weight += moved
+    net(x).square().sum().backward()
+""",
+        lambda x, w: [_by_mean(x), None],
     ),
     "rows that a loop writes in one line": (
         """
@@ -5196,17 +5308,6 @@ def run():
             optimizer.step()
     total.backward()
 """,
-    "rows that a loop writes, one of which is read in other runs": """
-def scaled(maps, first):
-    maps = maps * 2
-    one = maps[0] if first else None
-    for row in maps:
-        row -= 1
-        row *= 3
-    return one if first else maps
-def run():
-    scaled(x @ w, False).square().sum().backward()
-""",
     "rows that a loop writes, some without autograd": """
 def run():
     maps = x @ w
@@ -5223,18 +5324,6 @@ def run():
         while row.abs().sum() < 20:
             row *= 2
     maps.square().sum().backward()
-""",
-    "rows that a loop writes, of a list in other runs": """
-def scaled(maps):
-    for row in maps:
-        row -= 1
-        row *= 3
-    return maps[0].sum()
-def run():
-    maps = x @ w
-    if len(maps) > 9:
-        maps = list(maps)
-    scaled(maps).backward()
 """,
     "halves of a new tensor, one of which the next turn reads": """
 def run():
@@ -5284,14 +5373,6 @@ def run():
             break
         row *= 3
     maps.square().sum().backward()
-""",
-    "rows that a loop writes, of what another name shows": """
-def run():
-    maps = x @ w
-    shown = maps.view(-1)
-    for row in maps:
-        row *= 3
-    (maps.square().sum() + shown.sum()).backward()
 """,
     "two halves of a new tensor, one of which is read": """
 def run():

@@ -133,6 +133,13 @@ class Scene:
         return isinstance(self.finding.event, Refusal) and self.finding.event.expanded
 
     @property
+    def may_be_recorded(self) -> bool:
+        """Whether PyTorch refuses a write only because of the view that it goes through: a graph has computed what is
+        written, so that it must not be hidden from autograd, and no graph keeps it."""
+        event = self.finding.event
+        return isinstance(event, Refusal) and event.is_computed and not event.is_saved
+
+    @property
     def is_constant(self) -> bool:
         """Whether what was saved requires no gradient, so that a write through `.data` to it is one like any other."""
         return self.finding.save is not None and self.finding.save.is_constant

@@ -78,6 +78,11 @@ def indexes(node: ast.Subscript) -> list[ast.expr]:
     return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
+def is_plain_index(index: ast.expr) -> bool:
+    """Whether an index is a slice or a number, which takes a view; a name may stand for a mask, which copies."""
+    return isinstance(index, (ast.Slice, ast.Constant, ast.UnaryOp))
+
+
 def unindexed(node: ast.expr) -> ast.expr:
     """`self.rows` of `self.rows[0][i]`."""
     while isinstance(node, ast.Subscript):

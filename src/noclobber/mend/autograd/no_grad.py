@@ -34,6 +34,7 @@ from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
     attributes,
     attributes_set,
+    bindings,
     call_of,
     called,
     called_by,
@@ -41,8 +42,10 @@ from noclobber.syntax.names import (
     definition,
     differentiates,
     dotted,
+    has_stars,
     has_torch,
     imported_from,
+    is_given,
     is_numeric,
     is_of_gradients,
     is_own,
@@ -52,7 +55,6 @@ from noclobber.syntax.names import (
     mentioned,
     named,
     names_in,
-    names_read,
     names_stored,
     optimizer_of,
     owner,
@@ -65,7 +67,19 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Function, ends, first_line, functions, last_line, starts, walk
+from noclobber.syntax.tree import (
+    FOR,
+    FUNCTION,
+    File,
+    Function,
+    Scope,
+    ends,
+    first_line,
+    functions,
+    last_line,
+    starts,
+    walk,
+)
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
@@ -122,11 +136,12 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
     is_update |= carries and is_weight and _follows_step(file, write)
-    if not (is_update or (is_weight and (is_average(found) or of_constants))):
+    is_begun = of_constants and not event.is_saved and _is_begun(file, write)
+    if not (is_update or is_begun or (is_weight and (is_average(found) or of_constants))):
         return []
 
     def fits(one: ast.stmt) -> bool:
-        is_of_leaf = is_weight or _descends(file, found)
+        is_of_leaf = is_weight or is_begun or _descends(file, found)
         if is_of_leaf and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
             return True
         return _descends(file, one) or _sets_leaf(file, one) or _clears(one)
@@ -148,7 +163,7 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     call: it is made of what a later statement of the loop, another method, or the next call sets."""
     scope, loops = file.scope(write), file.loops(write)
     made_of: list[ast.AST] = [getattr(write, "value", write)]
-    names, known = names_read(made_of[0]), {"self", write_in(file, write).name}
+    names, known = _tracked(made_of[0]), {"self", write_in(file, write).name}
     rows = list(walk(loops[-1], ast.stmt)) if loops else []
     turns = {name for loop in loops if isinstance(loop, FOR) for name in names_in(loop.target)}
     items = (one for one in walk(made_of[0], ast.Subscript) if turns & names_in(one.slice))
@@ -157,6 +172,8 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     while names - known:
         name = (names - known).pop()
         known.add(name)
+        if name in parameters(scope) and _has_number_as_default(file, name, scope):
+            continue
         given = given_for(file, name, scope) if name in parameters(scope) else [made_of[0]]
         if len(given) != 1 or (name in parameters(scope) and file.loops(given[0])):
             return True
@@ -167,9 +184,16 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
                 if starts(row) >= ends(write):
                     return True
                 made_of.append(row)
-                names |= names_read(row)
+                names |= _tracked(row)
     held = {one.attr for row in made_of for one in walk(row, ast.Attribute) if called_by(file, one) is None}
     return bool(set_later(file, *held - {"grad", "data"}))
+
+
+def _tracked(made_of: ast.AST) -> set[str]:
+    """The names that a value is made of, but for those whose gradient ends there: `w.detach()`, `len(xs)`."""
+    ending = (one for one in walk(made_of, ast.Call) if is_untracked(one) or called(one) == "detach")
+    ended = {each for one in ending for each in walk(one, ast.Name)}
+    return {one.id for one in walk(made_of, ast.Name) if isinstance(one.ctx, ast.Load) and one not in ended}
 
 
 def _is_refused_too(file: File, write: ast.stmt) -> bool:
@@ -242,10 +266,45 @@ def _sets_item(row: ast.stmt) -> TypeGuard[ast.Assign]:
     return isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
 
 
+def _is_begun(file: File, write: WriteSyntax) -> bool:
+    """`x = torch.rand(9).requires_grad_()` above `x[0] = low`: whether the function has just made a leaf, and done
+    nothing with it but such writes. They give it its first values."""
+    scope, found, name = file.scope(write.statement), write.statement, write.name
+    rows = file.block(found)
+    bound = [one for one in rows[: rows.index(found)] if name in map(dotted, targets(one))]
+    made = getattr(bound[-1], "value", None) if bound and is_own(scope, name) else None
+    if not isinstance(made, ast.Call):
+        return False
+    is_leaf = is_given(made, "requires_grad", True) or (called(made) == "requires_grad_" and not values(made))
+    between = (one for one in uses(scope, name) if starts(bound[-1]) < starts(one) < starts(found))
+    writing = [bound[-1], *writes_through(file, scope, name)]
+    return is_leaf and all(file.statement(one) in writing for one in between)
+
+
 def _sets(file: File, name: str, row: ast.stmt) -> bool:
     """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
-    numbers = _sets_item(row) and is_numeric(file, row.value)
+    numbers = _sets_item(row) and (is_numeric(file, row.value) or _is_given_numbers(file, row.value))
     return (numbers or _is_update(file, row)) and write_in(file, row).name == name
+
+
+def _is_given_numbers(file: File, value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and _has_number_as_default(file, value.id, file.scope(value))
+
+
+def _has_number_as_default(file: File, name: str, function: Scope) -> bool:
+    """Whether a parameter has a number as its default, and gets nothing else from the file."""
+    if not isinstance(function, FUNCTION) or bindings(file, function, name):
+        return False
+    of = function.args
+    own = zip(reversed([*of.posonlyargs, *of.args]), reversed(of.defaults), strict=False)
+    default = next(
+        (one for each, one in (*own, *zip(of.kwonlyargs, of.kw_defaults, strict=True)) if each.arg == name), None
+    )
+    calls_to = [(one, called_by(file, one)) for one in mentioned(file, function.name)]
+    given = [given_by(file, one, name, function) or default for one, _ in calls_to]
+    return all(call is not None and not has_stars(call) for _, call in calls_to) and all(
+        map(is_number, [default, *given])
+    )
 
 
 def _sets_leaf(file: File, row: ast.stmt) -> bool:

@@ -34,6 +34,8 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     has_stars,
+    indexes,
+    is_plain_index,
     keyword,
     last_name,
     mentions,
@@ -210,16 +212,17 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
     it returns becomes a generator.
 
     A view that was taken before another view of the same tensor is written is stale: they have to come one by one.
+    Sound where the files make such views in one place, which does nothing else, and PyTorch takes the write then.
     """
     written = scene.writes() if scene.code == "NC304" else []
+    found = list[tuple[str, tuple[Edit | None, ...], list[ast.stmt]]]()
     for file in dict.fromkeys([*(write.file for write in written), *(scene.files() if written else ())]):
         for block in walk(file.tree, ast.With):
             nodes = [one for row in block.body for one in ast.walk(row)]
             writing = any(isinstance(one, ast.Call) and writes(one) for one in nodes)
             writing |= any(write.node in nodes for write in written)
-            if writing or [called(one.context_expr) for one in block.items] not in (["no_grad"], ["inference_mode"]):
-                continue
-            yield from change("make these views with gradients recorded", unwrapped(file, block), 2)
+            if not writing and [called(one.context_expr) for one in block.items] in (["no_grad"], ["inference_mode"]):
+                found.append(("make these views with gradients recorded", tuple(unwrapped(file, block)), block.body))
         for function in functions(file.tree):
             taken = calls(function, *VIEWS, *SPLITS) != []
             inside = any(function in file.around(write.node) for write in written)
@@ -229,11 +232,44 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
                 if called(one) not in ("no_grad", "inference_mode"):
                     continue
                 gone, title = undecorated(file, one), f"make the views of `{function.name}` with gradients recorded"
-                yield Change(title, (gone,), 2)
+                found.append((title, (gone,), function.body))
                 lists = [each.value for each in walk(function, ast.Return) if isinstance(each.value, ast.ListComp)]
                 lazy = [replace(file, each, f"({file.source(each)[1:-1]})") for each in lists]
                 if lazy:
-                    yield Change(f"{title}, one at a time", (gone, *lazy), 2)
+                    found.append((f"{title}, one at a time", (gone, *lazy), function.body))
+    is_taken = len(found) == 1 and scene.may_be_recorded and _saves_nothing(scene)
+    for title, edits, body in found:
+        yield from change(title, edits, 2, is_sound=is_taken and all(map(_takes_views, body)))
+
+
+def _takes_views(row: ast.stmt) -> bool:
+    """Whether a statement binds or returns views that are taken one by one, and does nothing else."""
+    value = row.value if isinstance(row, (ast.Assign, ast.Return)) else None
+    parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else [value]
+    return all(
+        one is not None
+        and (called(one) in VIEWS or (isinstance(one, ast.Subscript) and all(map(is_plain_index, indexes(one)))))
+        and all(called(call) in VIEWS for call in walk(one, ast.Call))
+        for one in parts
+    )
+
+
+_SAVING_NOTHING = (
+    "aten::add_",
+    "aten::sub_",
+    "aten::mul_",
+    "aten::div_",
+    "aten::neg_",
+    "aten::fill_",
+    "aten::zero_",
+    "aten::copy_",
+)
+"""Writes whose nodes save nothing of the old or the new value, if they are given what carries no gradient."""
+
+
+def _saves_nothing(scene: Scene) -> bool:
+    event = scene.finding.event
+    return isinstance(event, Refusal) and event.op in _SAVING_NOTHING and event.carries_gradient is False
 
 
 _MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")

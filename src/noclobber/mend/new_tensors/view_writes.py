@@ -8,7 +8,7 @@ from itertools import chain, count
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new
-from noclobber.mend.new_tensors.new_wholes import taken
+from noclobber.mend.new_tensors.new_wholes import For, taken
 from noclobber.mend.scene import Scene
 from noclobber.model.seen.operators import TWIN_IS_VIEW, VIEWS
 from noclobber.syntax.edits import cloned_before, remove, replace
@@ -19,9 +19,11 @@ from noclobber.syntax.names import (
     dotted,
     indexes,
     is_own,
+    is_plain_index,
     is_read_below,
     is_stored,
     keyword,
+    names_stored,
     names_used,
     only_binding,
     owner,
@@ -30,6 +32,7 @@ from noclobber.syntax.names import (
     uses,
     uses_in,
     value_given,
+    values,
 )
 from noclobber.syntax.tree import File, starts, walk
 from noclobber.syntax.writes import WriteSyntax, writes
@@ -43,31 +46,53 @@ def views(scene: Scene) -> Iterator[Change]:
 def _written_otherwise(scene: Scene) -> Iterator[Change]:
     for write in scene.writes():
         if scene.is_refused:
-            yield from _by_index(write)
+            yield from _by_index(scene, write)
             yield from _one_by_one(write)
         if scene.is_refused or scene.may_write_anew:
             cost = 1 if scene.is_refused and scene.code != "NC307" else LAST_RESORT + 1
             yield from _inlined(write, cost, is_refused=scene.code in ("NC301", "NC303"))
 
 
-def _by_index(write: WriteSyntax) -> Iterator[Change]:
-    """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes."""
+def _by_index(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
+    """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes.
+
+    Sound where the loop does nothing else with the views, and PyTorch takes such writes.
+    """
     file, found = write.file, taken(write)
     source = _indexable(file, found.whole) if found is not None else None
     if found is None or source is None:
         return
     (loop, target, whole), (text, length), used = found, source, names_used(file.scope(found.loop))
-    index = next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)
     uses = [one for row in loop.body for one in uses_in(row, write.name)]
     if any(is_stored(file, one) for one in uses):
         return
-    edits = [replace(file, target, index), replace(file, whole, f"range({length})")]
+    counted = _counter(file, loop, target)
+    index = counted or next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)
+    ranged = f"range({length})"
+    edits = [replace(file, target, index), replace(file, whole, ranged)]
+    if counted:
+        edits = [replace(file, loop.target, index), replace(file, loop.iter, ranged)]
     edits += [replace(file, one, text.replace("#", index)) for one in uses]
-    yield Change("index instead of iterating", tuple(edits), 1)
+    is_sound = scene.may_be_recorded and all(
+        _is_written_alone(file, one) and file.statement(one) in loop.body for one in uses
+    )
+    yield Change("index instead of iterating", tuple(edits), 1, is_sound=is_sound)
     root = text.partition("[")[0]
     if is_read_below(file, root, loop):
         clone = cloned_before(file, loop, root)
         yield from change(f"index a clone of `{root}` instead of iterating", [clone, *edits], 2)
+
+
+def _counter(file: File, loop: For, target: ast.expr) -> str:
+    """`i` of `for i, c in enumerate(x)`, where the loop binds it to nothing else; else empty."""
+    pair = loop.target
+    counting = loop.iter if isinstance(loop.iter, ast.Call) and called(loop.iter) == "enumerate" else None
+    if counting is None or not isinstance(pair, ast.Tuple) or len(values(counting)) != 1:
+        return ""
+    number = pair.elts[0]
+    is_whole = isinstance(number, ast.Name) and target is pair.elts[-1]
+    bound = {name for row in loop.body for name in names_stored(row)}
+    return number.id if is_whole and isinstance(number, ast.Name) and number.id not in bound else ""
 
 
 def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
@@ -128,7 +153,7 @@ def _are_parts_of_new(file: File, one: ast.Assign, made: dict[str, ast.expr], wr
     if any(use not in ast.walk(one) for use in read) or row not in file.block(one):
         return False
     taken = [each for view in made.values() if isinstance(view, ast.Subscript) for each in indexes(view)]
-    return all(isinstance(each, (ast.Slice, ast.Constant, ast.UnaryOp)) and _stays(file, each, one) for each in taken)
+    return all(is_plain_index(each) and _stays(file, each, one) for each in taken)
 
 
 def _stays(file: File, index: ast.expr, row: ast.stmt) -> bool:

@@ -242,6 +242,10 @@ class Refusal:
     """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""
     of_itself: bool = False
     """Whether that graph leads to nothing but the leaf itself, as that of a decay of weights does."""
+    is_saved: bool = True
+    """Whether a graph keeps the memory that was to be written, or that is not known."""
+    is_computed: bool = False
+    """Whether that memory belongs to a tensor that a graph has computed, and not to a leaf."""
     expanded: bool = False
     """Whether it was a view of a leaf in which one element stands for several, so that with gradients off the write
     changes more than what it names."""

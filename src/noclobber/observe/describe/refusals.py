@@ -138,15 +138,26 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     if tensor is None or place is None:
         return Refusal(message, site, op)
     key = storages.storage_key(tensor)
-    holders.note(tensor, place, [] if key is None else context.live.at(key))
+    saves = [] if key is None else context.live.at(key)
+    holders.note(tensor, place, saves)
     name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, kind = shape_of(tensor), name.kind if name else "tensor"
-    if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
+    whole = tensor if tensor._base is None else tensor._base
+    if isinstance(whole, torch.nn.Parameter):
         kind = "parameter"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)
     expanded = "view of a leaf" in message and _is_expanded(tensor, op)
-    refusal = Refusal(message, site, op, about, _created(tensor, message, context.memory), expanded=expanded)
+    refusal = Refusal(
+        message,
+        site,
+        op,
+        about,
+        _created(tensor, message, context.memory),
+        is_saved=key is None or bool(saves),
+        is_computed=whole.requires_grad and not whole.is_leaf,
+        expanded=expanded,
+    )
     if (seen := seen_at(place)) is None:
         return refusal
     told = replace(refusal, holders=seen.holders, is_widest=seen.is_widest)
