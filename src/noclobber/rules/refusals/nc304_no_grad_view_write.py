@@ -56,7 +56,10 @@ def _text(printed: str, mode: str, base: str, untracked: str) -> Text:
             for before, which in (("A", ""), ("Output * of * is a view of a", " which"))
         ],
         f"in-place write, with gradients on, to {base}a view made under `{mode}`",
-        [f"if autograd should track the write, make the view outside of `{mode}`", f"if autograd should not track it, {untracked}"],
+        [
+            f"if autograd should track the write, make the view outside of `{mode}`",
+            f"if autograd should not track it, {untracked}",
+        ],
         f"the view was made under `{mode}`, but the write happens with gradients on",
         told=partial(writes_it, target=f"{base}the view"),
         created=f"the view is made here, under `{mode}`",
