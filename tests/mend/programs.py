@@ -265,6 +265,30 @@ def _waves(w):
 
 
 SOUND = {
+    "an evaluation with other weights before the backward": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+shadow = {name: one.detach() * 0.9 for name, one in net.named_parameters()}
+kept, scores = {}, []
+opt = torch.optim.SGD(net.parameters(), 0.1)
+def swap():
+    for name, one in net.named_parameters():
+        kept[name] = one.data.clone()
+        one.data.copy_(shadow[name])
+def restore():
+    for name, one in net.named_parameters():
+        one.data.copy_(kept[name])
+@torch.no_grad()
+def evaluated():
+    return net(x).sum().item()
+def run():
+    loss = net(net(x)).square().sum()
+    swap()
+    scores.append(evaluated())
+    opt.zero_grad()
+    loss.backward()
+    restore()
+    w.grad = net.weight.grad
+""",
     "a sum that is begun like an argument": """
 def rollout(h):
     seen, total = h.new_zeros(h.shape[0], 4), 0.0

@@ -40,7 +40,7 @@ from noclobber.mend.new_tensors.rows_in_lists import as_lists
 from noclobber.mend.new_tensors.view_writes import views
 from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_views import views_later
-from noclobber.mend.order.later_writes import hook_later, put_off
+from noclobber.mend.order.later_writes import backward_first, hook_later, put_off
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene, as_it_ran
 from noclobber.model.reports.finding import Edit, Finding
@@ -60,6 +60,7 @@ CURES: tuple[Mend, ...] = (
     detached,
     reordered,
     put_off,
+    backward_first,
     views_later,
     run_alike,
     expanded,

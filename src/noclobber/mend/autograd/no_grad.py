@@ -17,7 +17,6 @@ tracked tensor: that gradient would be lost.
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +25,7 @@ from typing import TypeGuard
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.holders.giving import given_by, given_for
 from noclobber.mend.holders.holding import holds_alone, writes_through
-from noclobber.mend.holders.making import CONTAINERS, HANDING_ON, METHODS, bound_to, is_function, is_method, passes_on
+from noclobber.mend.holders.making import CONTAINERS, bound_to, only_computes, passes_on
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
@@ -214,7 +213,7 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     if loop is None or differentiates(file):
         return None
     grads = [one for one in attributes(loop, "grad") if dotted(one.value) == write.name]
-    if not grads or _descends(file, found) or not all(map(_only_computes, walk(loop, ast.Call))):
+    if not grads or _descends(file, found) or not all(map(only_computes, walk(loop, ast.Call))):
         return None
     if any(one.lineno != one.end_lineno for one in walk(loop, ast.Constant)):
         return None  # a text over several lines must not be indented
@@ -240,18 +239,6 @@ def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
             yield not name or any(loop not in file.around(one) for one in mentioned(file, name))
 
 
-def _only_computes(call: ast.Call) -> bool:
-    """Return True for operators on tensors, builtins, and what goes through a dict."""
-    name = called(call)
-    if isinstance(call.func, ast.Name):
-        return hasattr(builtins, name) and name != "setattr"
-    is_known = is_function(call) or is_method(call, of=METHODS | HANDING_ON) or writes(call) or is_untracked(call)
-    return is_known or name in _OF_CONTAINERS
-
-
-_OF_CONTAINERS = ("items", "keys", "values", "get", "parameters", "named_parameters", "dim", "size", "numel")
-
-
 def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
     """Whether a statement sets a part of the same tensor to what is computed from the same names: where the one value
     carries no gradient, the other carries none."""
@@ -259,7 +246,7 @@ def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
     if not _sets_item(row) or not isinstance(first, ast.Assign):
         return False
     is_same = write_in(file, row).name == write.name and names_in(first.value) >= names_in(row.value)
-    return is_same and all(map(_only_computes, walk(row.value, ast.Call)))
+    return is_same and all(map(only_computes, walk(row.value, ast.Call)))
 
 
 def _sets_item(row: ast.stmt) -> TypeGuard[ast.Assign]:

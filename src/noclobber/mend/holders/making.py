@@ -9,6 +9,7 @@ What a call calls is the module that a name is bound to, or a function of the fi
 from __future__ import annotations
 
 import ast
+import builtins
 
 from noclobber.mend.holders.giving import asking, given_for
 from noclobber.model.seen.operators import MAYBE_SAME, VIEWS
@@ -18,6 +19,7 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     is_declared,
+    is_untracked,
     last_name,
     owner,
     unindexed,
@@ -26,7 +28,7 @@ from noclobber.syntax.names import (
     value_given,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, functions, walk, within
-from noclobber.syntax.writes import NAMESPACES, is_flagged
+from noclobber.syntax.writes import NAMESPACES, is_flagged, writes
 
 FUNCTIONS = frozenset(
     """
@@ -349,3 +351,15 @@ def _named(file: File, name: str) -> list[ast.FunctionDef]:
 def _functions(around: ast.Module | ast.ClassDef | None, name: str) -> list[ast.FunctionDef]:
     rows = around.body if around is not None else []
     return [one for one in rows if isinstance(one, ast.FunctionDef) and one.name == name]
+
+
+def only_computes(call: ast.Call) -> bool:
+    """Return True for operators on tensors, builtins, and what goes through a dict."""
+    name = called(call)
+    if isinstance(call.func, ast.Name):
+        return hasattr(builtins, name) and name != "setattr"
+    is_known = is_function(call) or is_method(call, of=METHODS | HANDING_ON) or writes(call) or is_untracked(call)
+    return is_known or name in _OF_CONTAINERS
+
+
+_OF_CONTAINERS = ("items", "keys", "values", "get", "parameters", "named_parameters", "dim", "size", "numel")

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import owns
-from noclobber.mend.holders.making import is_of_object
+from noclobber.mend.holders.holding import owns, writes_through
+from noclobber.mend.holders.making import is_of_object, module_called, only_computes
 from noclobber.mend.order.steps import operands
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
@@ -125,6 +125,55 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
         title = "run the backward inside this `with`, whose end makes the change"
         is_sound &= _makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
         yield from change(title, edits, cost, Cure.LATER, is_sound)
+
+
+def backward_first(scene: Scene) -> Iterator[Change]:
+    """`opt.zero_grad()` and the backward that needs the old bytes, moved above the statement that leads to the write.
+
+    Sound where what then comes later is known to compute, to write and to keep what it computed, and reads no gradient.
+    """
+    read = scene.place("read") if scene.is_clobber and not scene.is_unseen else None
+    if read is not None:
+        statements = dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)])
+        yield from (each for one in statements for each in _run_first(scene, read, one))
+
+
+def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
+    file, row, loss = read.file, read.row, names_read(read.row)
+    rows, first, second = file.together(target, row)
+    moved = [one for one in rows[first:second] if called(call_of(one)) == "zero_grad"]
+    passed = [one for one in rows[first:second] if one not in moved]
+    moved.append(row)
+    if not passed or rows[second] is not row or any(file.own_lines(one) is None for one in (*moved, passed[0])):
+        return
+    if any(names_stored(one) & loss or _uses_gradients(file, one) for one in passed):
+        return
+    lines = [lines_of(file, one) for one in moved]
+    text = "".join(f"{text_of_lines(file, *one)}\n" for one in lines)
+    put = insert(file, lines_of(file, passed[0])[0], 1, text)
+    is_sound = scene.is_trained and _only_compute(scene, file, passed)
+    is_sound &= not any(one in passed for name in loss for one in writes_through(file, file.scope(row), name))
+    is_sound &= _makes_all(scene, file, lambda node: any(one in (node, *file.around(node)) for one in passed))
+    edits, cost = (put, *(whole_lines(file, *one) for one in lines)), 2 if scene.is_trained else 4
+    yield Change("run the backward before this change", edits, cost, Cure.LATER, is_sound)
+
+
+def _only_compute(scene: Scene, file: File, rows: list[ast.stmt]) -> bool:
+    """Whether nothing that some statements run is a hook, reads gradients, or is unknown, and none leaves the block."""
+    ran = [each for row in rows for each in run_by(scene, row)]
+    own = {getattr(one, "name", "") for one in ran} | {"append", "eval", "no_grad", "train"}
+    if any(next(walk(row, *_LEAVING), None) is not None for row in rows) or any(
+        _uses_gradients(file, one) for one in ran
+    ):
+        return False
+    made = [called(one) for each in scene.files() for one in walk(each.tree, ast.Call)]
+    if any(one.startswith("register_") and "hook" in one for one in made):
+        return False
+    return all(
+        called(one) in own or only_computes(one) or module_called(file, one) is not None
+        for part in (*rows, *ran)
+        for one in walk(part, ast.Call)
+    )
 
 
 def _taken_in(file: File, block: ast.With | ast.AsyncWith, rows: list[ast.stmt]) -> tuple[Edit, ...]:
