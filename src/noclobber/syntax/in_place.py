@@ -9,7 +9,7 @@ from typing import NamedTuple
 from noclobber.model.reports.finding import Edit
 from noclobber.model.seen.hints import Spelling
 from noclobber.model.seen.operators import ACTIVATIONS
-from noclobber.syntax.edits import insert, replace
+from noclobber.syntax.edits import insert, replace, with_argument
 from noclobber.syntax.names import called, dotted, first_name, has_stars, is_numeric, keyword
 from noclobber.syntax.tree import File, Place, Placed
 from noclobber.syntax.writes import ATOM, NAMESPACES, OPERATORS, PLAIN, binding, is_namespace
@@ -96,16 +96,13 @@ def _of_call(file: File, call: ast.Call, argument: int) -> InPlace | None:
 
 
 def with_flag(file: File, call: ast.Call) -> Edit | None:
-    """Return the edit that adds `inplace=True` to a call; None where that cannot be added."""
+    """Return the edit that gives a call `inplace=True`; None where that cannot be said."""
     if has_stars(call):
         return None
     flag = keyword(call, "inplace")
-    if flag is not None:
-        return replace(file, flag.value, "True") if isinstance(flag.value, ast.Constant) else None
-    span = file.span(call)
-    text = file.source(call)[:-1].rstrip()
-    joint = "" if text.endswith("(") else " " if text.endswith(",") else ", "
-    return insert(file, span.end_line, span.end_column - 1, f"{joint}inplace=True")
+    if flag is None:
+        return with_argument(file, call, "inplace=True")
+    return replace(file, flag.value, "True") if isinstance(flag.value, ast.Constant) else None
 
 
 def _operand(file: File, node: ast.expr) -> str:

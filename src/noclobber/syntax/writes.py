@@ -256,8 +256,8 @@ def out_of_place(write: WriteSyntax) -> list[Edit]:
         return [replace(file, statement, text)] if can_bind(statement.target) else []
     if write.call is None:
         return []
-    if keyword(write.call, "out") is not None:
-        return _without_out(write, write.call)
+    if (out := keyword(write.call, "out")) is not None:
+        return _without_out(write, write.call, out)
     if is_flagged(write.call):
         return _without_flag(write, write.call)
     return _without_underscore(write, write.call)
@@ -452,10 +452,9 @@ def _without_flag(write: WriteSyntax, call: ast.Call) -> list[Edit]:
     return [insert(file, span.line, span.column, f"{file.source(write.target)} = "), gone]
 
 
-def _without_out(write: WriteSyntax, call: ast.Call) -> list[Edit]:
-    file, statement, out = write.file, write.statement, keyword(call, "out")
-    gone = without_argument(file, call, out) if out is not None else None
-    if out is None or gone is None or not isinstance(out.value, (ast.Name, ast.Attribute, ast.Subscript)):
+def _without_out(write: WriteSyntax, call: ast.Call, out: ast.keyword) -> list[Edit]:
+    file, statement, gone = write.file, write.statement, without_argument(write.file, call, out)
+    if gone is None or not isinstance(out.value, (ast.Name, ast.Attribute, ast.Subscript)):
         return []
     if isinstance(statement, (ast.Expr, ast.Assign)) and statement.value is call:
         span = file.span(call)
