@@ -75,8 +75,7 @@ def is_fresh(site: Site | None, name: str) -> bool:
     """Return True if each turn of the loop around a site, or each run of its function, binds a variable before it reads
     it: then it hands nothing on."""
     place = place_of(site)
-    scope = place.file.scope(place.node) if place is not None else None
-    if place is None or scope is None or not is_own(scope, name):
+    if place is None or not is_own(scope := place.file.scope(place.node), name):
         return False
     loop = next(iter(place.file.loops(place.node)), None)
     if loop is not None:

@@ -181,7 +181,7 @@ class Place:
     """A place in the source as syntax: the smallest node that covers it."""
 
     file: File
-    node: ast.AST
+    node: Placed
 
     @property
     def row(self) -> ast.stmt:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from noclobber.model.seen.silent import Moved
 from noclobber.model.source import Span, source_text
 from noclobber.syntax.names import attributes, dotted, uses_in
-from noclobber.syntax.tree import FUNCTION, File, Placed, file_at, walk
+from noclobber.syntax.tree import FUNCTION, File, file_at, walk
 
 _MAKES = ("__init__", "__new__", "__post_init__", "__set__", "setup")
 """Methods that give an attribute its first value. The object was there in forward, so they have run before."""
@@ -39,7 +39,7 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
         rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
         if moved.is_variable and rows and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
             rows = rows[1:]  # its first value
-        found += [_span(file, node) for node in rows]
+        found += [file.span(file.statement(node) or node) for node in rows]
         found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
     return found[0] if len(found) == 1 else None
 
@@ -81,11 +81,6 @@ def _descended(file: File, name: str) -> set[str]:
         if any(isinstance(base, ast.Name) and base.id in names for base in one.bases):
             names.add(one.name)
     return names
-
-
-def _span(file: File, node: ast.Name | ast.Attribute) -> Span | None:
-    statement = file.statement(node)
-    return file.span(statement if isinstance(statement, Placed) else node)
 
 
 def _sets_by_name(call: ast.Call, moved: Moved) -> bool:

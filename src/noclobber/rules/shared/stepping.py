@@ -13,7 +13,7 @@ from noclobber.rules.shared import carrying
 from noclobber.rules.shared.labels import later, line_to_show, subject, writer_in_words
 from noclobber.rules.shared.wording import node_in_words
 from noclobber.syntax.names import bound_by_loop, is_given, names_in
-from noclobber.syntax.tree import Placed, place_of, walk
+from noclobber.syntax.tree import place_of, walk
 
 Situation = Literal["carried", "built once", "same pass"]
 
@@ -123,9 +123,7 @@ def _steps_again(clobber: Clobber, write: Write) -> bool:
     """Return True if the same optimizer steps below the backward too, in the same function."""
     step, read = line_to_show(write), clobber.read.site
     place = place_of(step)
-    if step is None or read is None or step.code is not read.code:
-        return False
-    if place is None or not isinstance(place.node, Placed):
+    if place is None or step is None or read is None or step.code is not read.code:
         return False
     text, file = place.file.source(place.node), place.file
     calls = (one for one in walk(file.scope(place.node), ast.Call) if one.lineno > read.line)
@@ -135,9 +133,9 @@ def _steps_again(clobber: Clobber, write: Write) -> bool:
 def _has_turns(write: Write) -> bool:
     """Return True if each turn of the loop steps another optimizer: `for opt in opts: ...; opt.step()`."""
     place = place_of(line_to_show(write))
-    call = place.node if place is not None else None
-    names = names_in(call.func) if isinstance(call, ast.Call) else set[str]()
-    return place is not None and not names.isdisjoint(bound_by_loop(place.file, place.node))
+    if place is None or not isinstance(place.node, ast.Call):
+        return False
+    return not names_in(place.node.func).isdisjoint(bound_by_loop(place.file, place.node))
 
 
 def _detached(clobber: Clobber) -> str:
@@ -158,5 +156,5 @@ def _places(clobber: Clobber, write: Write) -> str:
 def spelled_call(site: Site, otherwise: str) -> str:
     """ "`opt.step()`" where the text at a site is short and on one line, else "the step on line 25"."""
     place = place_of(site)
-    text = place.file.source(place.node) if place is not None and isinstance(place.node, Placed) else ""
+    text = place.file.source(place.node) if place is not None else ""
     return f"`{text}`" if text and "\n" not in text and len(text) <= 60 else f"{otherwise} on line {site.line}"
