@@ -80,8 +80,8 @@ def _unseen(clobber: Clobber) -> list[str]:
 
 def _misnamed(clobber: Clobber) -> list[str]:
     """A note where PyTorch's message names the write itself, as the last operation that produced the tensor."""
-    node = getattr(parse(clobber.message or ""), "node", None)
-    if node is None or stem(node) == stem(clobber.save.node):
+    node = getattr(parse(clobber.message or ""), "node", "")
+    if not node or stem(node) == stem(clobber.save.node):
         return []
     writers = {op_in_words(write.op).rstrip("_") for write in clobber.writes}
     named = node_in_words(node if "::" in node else stem(node) + "Backward0").rstrip("_")

@@ -14,7 +14,7 @@ from noclobber.rules.shared.wording import node_in_words, shape_in_words, stem
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation"
     r"(?:: \[(?P<type>[\w.]+) \[(?P<sizes>[\d, ]*)\]\]"
-    r"(?:, which is output (?P<output>\d+) of (?P<node>[\w:<>]+),)?"
+    r"(?:, which is output \d+ of (?P<node>[\w:<>]+),)?"
     r",? is at version (?P<version>\d+); expected version (?P<expected>\d+) instead)?"
 )
 _VIEWS_OF_WEIGHTS = ("AsStrided", "T", "Transpose")
@@ -23,23 +23,21 @@ _COMMAND = "noclobber run train.py"
 
 @dataclass(frozen=True, slots=True)
 class StaleMessage:
-    """What PyTorch's stale-save message says. All None for the text of releases before 1.2, which named nothing.
+    """What PyTorch's stale-save message says. `type` is None for the text of releases before 1.2, which named nothing.
 
-    `node` is spelt as PyTorch did: "Exp", "ExpBackward" or "ExpBackward0"; None where the tensor is a leaf, a parameter
-    or a buffer. `writes` is how often the tensor was written between its save and its read.
+    `node` is spelt as PyTorch did: "Exp", "ExpBackward" or "ExpBackward0"; empty where the tensor is a leaf, as a
+    parameter and a buffer are. `writes` is how often the tensor was written between its save and its read.
     """
 
     type: str | None = None
-    sizes: tuple[int, ...] | None = None
-    node: str | None = None
-    output: int | None = None
-    version: int | None = None
-    expected: int | None = None
+    sizes: tuple[int, ...] = ()
+    node: str = ""
+    version: int = 0
+    expected: int = 0
 
     @property
-    def writes(self) -> int | None:
-        """The number of writes after the save; None where the versions are not given."""
-        return None if self.version is None or self.expected is None else self.version - self.expected
+    def writes(self) -> int:
+        return self.version - self.expected
 
 
 def parse(text: str) -> StaleMessage | None:
@@ -50,8 +48,7 @@ def parse(text: str) -> StaleMessage | None:
     if found["type"] is None:
         return StaleMessage()
     sizes = tuple(int(size) for size in found["sizes"].replace(",", " ").split())
-    output = None if found["output"] is None else int(found["output"])
-    return StaleMessage(found["type"], sizes, found["node"], output, int(found["version"]), int(found["expected"]))
+    return StaleMessage(found["type"], sizes, found["node"] or "", int(found["version"]), int(found["expected"]))
 
 
 def explanation(text: str) -> str | None:
@@ -65,12 +62,12 @@ def explanation(text: str) -> str | None:
     if message is None and (_IN_SHORT.search(joined(text)) or pieces == ("NC101",)):
         message = StaleMessage()
     if message is not None:
-        likely = rule_of("NC103") if _weight_like(message) else rule_of("NC101")
+        likely = rule_of("NC103" if _weight_like(message) else "NC101")
         said = _said(message)
     else:
         likely = rule_of_message(text)
         said = []
-    possible = [] if said else [rule for code in pieces if (rule := rule_of(code)) is not None]
+    possible = [] if said else [rule for rule in catalogue() if rule.code in pieces]
     if possible and likely not in possible:
         likely = possible[0] if len(possible) == 1 else None
     others = [rule for rule in possible if rule is not likely]
@@ -95,14 +92,9 @@ _IN_SHORT = re.compile(r"modified by an in-?place operation", re.IGNORECASE)
 
 def _weight_like(message: StaleMessage) -> bool:
     """Return True for a matrix saved transposed, or a leaf written before its save: both look like weights."""
-    if message.node is not None:
-        return _stem(message) in _VIEWS_OF_WEIGHTS and len(message.sizes or ()) in (0, 2)
-    return (message.expected or 0) >= 1
-
-
-def _stem(message: StaleMessage) -> str:
-    """ "Exp" for "Exp", "ExpBackward" and "ExpBackward0"; empty for none."""
-    return stem(message.node) if message.node else ""
+    if message.node:
+        return stem(message.node) in _VIEWS_OF_WEIGHTS and len(message.sizes) in (0, 2)
+    return message.expected >= 1
 
 
 def _said(message: StaleMessage) -> list[str]:
@@ -112,7 +104,7 @@ def _said(message: StaleMessage) -> list[str]:
             "say which"
         ]
     shape = f"shape {shape_in_words(message.sizes)}" if message.sizes else "one element"
-    times = counted(message.writes or 0, "time")
+    times = counted(message.writes, "time")
     versions = f"saved at version {message.expected}, found at version {message.version}"
     written = f"was written {times} between its save and backward ({versions})"
     what = f"what it says: a tensor of type {message.type} and {shape} {written}"
@@ -120,10 +112,10 @@ def _said(message: StaleMessage) -> list[str]:
 
 
 def _producer(message: StaleMessage) -> str:
-    if message.node is None:
+    if not message.node:
         return "no producing operation is named: the tensor is a parameter, a buffer or another leaf"
-    name, operation = message.node, node_in_words(_stem(message) + "Backward0")
-    row = row_of(_stem(message) + "Backward0")
+    name, node = message.node, f"{stem(message.node)}Backward0"
+    operation, row = node_in_words(node), row_of(node)
     if row is not None and row.fields == "result":
         return (
             f"`{name}` produced the tensor, and most likely needs it too: {operation} keeps its own result, so the "
