@@ -46,7 +46,6 @@ from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Event
 from noclobber.rules.shared import carrying
 from noclobber.rules.shared.account import Help, account
-from noclobber.rules.shared.carrying import built_once, steps_between, steps_in_loop
 from noclobber.rules.shared.labels import inside_label
 from noclobber.rules.shared.refusing import says
 from noclobber.rules.shared.wording import node_in_words
@@ -67,6 +66,9 @@ _HEADLINES = {
     False: "backward reaches into a graph of an earlier iteration, which is already freed",
     None: "backward through a graph that an earlier backward has freed",
 }
+_ONLY_ONCE = "a backward frees what its graph saved, so the graph can be used only once"
+_NO_CURE = "`retain_graph=True` does not fix a carried state: the graph would grow with every iteration"
+_NOTES = {True: _ONLY_ONCE, False: _NO_CURE, None: f"{_ONLY_ONCE}; {_NO_CURE}"}
 _ONCE = "backward in a {0} goes again through a graph that was built once, before the {0}"
 _FORWARD = "run the forward inside the {}, so that each backward has its own graph"
 _CONSTANT = "detach what is a constant in the {} (a target, an old log-probability): `t = t.detach()`"
@@ -102,7 +104,7 @@ def _explained(event: Refusal) -> Finding:
     states = event.carried if event.are_all_carried else ()
     turns = carrying.in_words(event.site)
     headline, forward = _ONCE.format(turns), _FORWARD.format(turns)
-    once = event.written is None and not event.shared and built_once(event.site, event.saved, states)
+    once = event.written is None and not event.shared and carrying.built_once(event.site, event.saved, states)
     if once and event.apart is not None and event.are_all_carried:
         names = " and ".join(f"`{one.name}`" for one in carrying.states(event))
         constant = f"or detach {names}, which no optimizer changes, if only the value is meant"
@@ -112,44 +114,33 @@ def _explained(event: Refusal) -> Finding:
         helped = [carrying.constant(event), f"or {forward}"]
         return _finding(replace(event, carried=()), headline, helped, _EACH, Cause.BUILT_ONCE)
     if once:
-        stepped = steps_in_loop(event.site)
+        stepped = carrying.steps_in_loop(event.site)
         helps = [forward, *[_CONSTANT.format(turns)] * (not repeated)]
         if not stepped:  # each turn has a loss of its own, as for a Jacobian: one graph serves them all
             helps = [*helps, _KEEP] if repeated else [_KEEP, _SUM, *helps]
         told = [f"{'or ' * (number > 0)}{one}" for number, one in enumerate(helps)]
         return _finding(replace(event, carried=()), headline, told, _EACH + _STEPPED * stepped, Cause.BUILT_ONCE)
-    stepped = steps_between(event.freed, event.site)
+    stepped = carrying.steps_between(event.freed, event.site)
     two = [_SUM_FIRST, _AGAIN] if stepped else [_SUM, _RETAIN]
     if repeated is False and event.shared:
-        return _finding(event, _SHARED, two, _note(True) + _STEPPED * stepped, Cause.SHARED)
+        return _finding(event, _SHARED, two, _ONLY_ONCE + _STEPPED * stepped, Cause.SHARED)
     if repeated is False and (name := carrying.sum_of_turns(event.site)):
         anew = f"set `{name}` anew after this backward, as before the loop, or detach it: `{name} = {name}.detach()`"
-        return _finding(event, _HEADLINES[repeated], [anew], _note(repeated), Cause.CARRIED)
+        return _finding(event, _HEADLINES[repeated], [anew], _NO_CURE, Cause.CARRIED)
     detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)
     if repeated is False and event.written is not None:
         name = dotted(write_of(event.written).target) or "h"
         before = f"detach the state before it is written: `{name} = {name}.detach()`; {_NO_GRAD}"
         cut = [detach, _NO_GRAD] if event.carried else [before]
-        return _finding(event, _HEADLINES[repeated], cut, _note(repeated), Cause.CARRIED)
+        return _finding(event, _HEADLINES[repeated], cut, _NO_CURE, Cause.CARRIED)
     helps = {
         True: two,
         False: [detach, *[f"or, if nothing is carried: {forward}"] * (once is None and not event.carried)],
         None: [f"for a carried state: {detach}", f"for two losses: {_SUM}"],
     }[repeated]
     known = {True: Cause.SHARED, False: Cause.CARRIED, None: None}
-    note = _note(repeated) + _STEPPED * (stepped and repeated is True)
+    note = _NOTES[repeated] + _STEPPED * (stepped and repeated is True)
     return _finding(event, _HEADLINES[repeated], helps, note, known[repeated])
-
-
-def _note(repeated: bool | None) -> str:
-    if repeated:
-        return "a backward frees what its graph saved, so the graph can be used only once"
-    cure = "`retain_graph=True` does not fix a carried state: the graph would grow with every iteration"
-    return (
-        cure
-        if repeated is False
-        else f"a backward frees what its graph saved, so the graph can be used only once; {cure}"
-    )
 
 
 def _finding(event: Refusal, headline: str, helps: Sequence[Help], note: str, cause: Cause | None = None) -> Finding:
