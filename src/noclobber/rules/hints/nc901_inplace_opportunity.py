@@ -59,21 +59,19 @@ def find(event: Event) -> Finding | None:
     place = place_of(event.write)
     if place is None:
         return None
-    by_flag = event.spelling.how == "module"
+    op = event.spelling.name or op_in_words(event.op)
     texts = in_place(place, event.op, event.argument, event.spelling, numbers=event.numbers)
-    if not texts and not by_flag:
-        return None
-    if by_flag:
+    if event.spelling.how == "module":
         target = None if event.spelling.inner else first_argument(place.node)
-    else:
-        target = texts[0].target if len(texts) == 1 else None
-    tensor = replace(event.tensor, name=dotted(target) or None)
-    op, what = event.spelling.name or op_in_words(event.op), name_in_words(tensor, "its input")
-    fall = f"{size(event.bytes)} ({share(event.bytes, event.peak)})"
-    if by_flag:
         words = f"build the module with the flag: `{op}(..., inplace=True)`"
+    elif len(texts) == 1:
+        target, words = texts[0].target, f"write in place: `{_after(place, texts[0].edit)}`"
+    elif texts:
+        target, words = None, f"write in place: `{op}_`"
     else:
-        words = f"write in place: `{_after(place, texts[0].edit)}`" if len(texts) == 1 else f"write in place: `{op}_`"
+        return None
+    tensor = replace(event.tensor, name=dotted(target) or None)
+    what, fall = name_in_words(tensor, "its input"), f"{size(event.bytes)} ({share(event.bytes, event.peak)})"
     return account(
         f"`{op}` could write into {what}: the peak of memory falls by {fall}",
         [label("write", event.write, f"{what} is not needed after this line, and could hold the result")],

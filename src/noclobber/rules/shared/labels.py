@@ -9,13 +9,11 @@ import re
 from types import CodeType
 
 from noclobber.model.reports.finding import Label, Role, label
-from noclobber.model.seen.events import Handed, Read, Save, Tensor, Write
+from noclobber.model.seen.events import Read, Save, Tensor, Write
 from noclobber.model.source import Owner, Site, cell_of, owner_of
 from noclobber.rules.shared.wording import is_compiled, keeps, name_in_words, op_in_words, version_in_words
 from noclobber.syntax.tree import statement_of
 
-TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
-"""Functions that make a tensor from memory that other code already holds."""
 _NUMPY = ("numpy", "__array__", "from_numpy")
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+?)(?:\.py)?(?:[/\\]|$)")
 
@@ -89,14 +87,6 @@ def write_and_read(write: Write, read: Read, *, writes: str = "overwrites it", r
     site = line_to_show(write)
     library = inside_label(site, f"{writer_in_words(write)} runs here")
     return (*write_label(write, verb=writes), *read_label(read, after=site, verb=reads), *library)
-
-
-def handed_label(handed: Handed | None) -> tuple[Label, ...]:
-    """ "`numpy` hands its memory out here"; empty where it is not known."""
-    if handed is None:
-        return ()
-    does = "shares the memory of an array" if handed.by in TAKEN_IN else "hands its memory out"
-    return known("create", handed.site, f"`{handed.by}` {does} here")
 
 
 def inside_label(site: Site | None, text: str) -> tuple[Label, ...]:

@@ -6,7 +6,7 @@ import ast
 
 from noclobber.model.seen.operators import ACTIVATIONS
 from noclobber.model.source import Site
-from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_below, is_untracked, names_in
+from noclobber.syntax.names import bound_by_loop, called, dotted, is_read_below, is_untracked, names_in, names_stored
 from noclobber.syntax.tree import File, Place, place_of, statement_of, walk
 from noclobber.syntax.writes import Form, WriteSyntax, chain, out_of_place, write_at
 
@@ -77,7 +77,7 @@ def fills_by_loop(write: WriteSyntax) -> bool:
     set_by = bound_by_loop(write.file, write.node)
     for loop in write.file.around(write.node):
         if isinstance(loop, ast.While):
-            set_by |= {one.id for one in walk(loop, ast.Name) if isinstance(one.ctx, ast.Store)}
+            set_by |= names_stored(loop)
     indexed = walk(write.target, ast.Subscript) if write.target is not None else ()
     return any(names_in(one.slice) & set_by for one in indexed)
 

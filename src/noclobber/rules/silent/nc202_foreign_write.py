@@ -55,9 +55,11 @@ from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import TAKEN_IN, handed_label, same_line
+from noclobber.rules.shared.labels import known, same_line
 from noclobber.rules.shared.story import story
 
+_TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
+"""Functions that make a tensor from memory that other code already holds."""
 _GIVEN_OUT = ("numpy", "__array__", "__array_interface__", "__dlpack__", "to_dlpack")
 
 
@@ -81,7 +83,10 @@ def find(event: Event) -> Finding | None:
 def _created(write: Write) -> tuple[Label, ...]:
     """Where the memory was handed out, unless that is the line of the write."""
     handed = write.handed
-    return () if handed is None or same_line(handed.site, write.site) else handed_label(handed)
+    if handed is None or same_line(handed.site, write.site):
+        return ()
+    does = "shares the memory of an array" if handed.by in _TAKEN_IN else "hands its memory out"
+    return known("create", handed.site, f"`{handed.by}` {does} here")
 
 
 def _hidden(write: Write) -> list[str]:
@@ -117,7 +122,7 @@ def _cures(write: Write) -> Sequence[Help]:
             "give the tensor its own bytes: `torch.from_numpy(buf)` shares those of the array",
             "or write into a copy: `t.numpy()` shares those of the tensor, `t.numpy().copy()` does not",
         )
-    if handed.by in TAKEN_IN:
+    if handed.by in _TAKEN_IN:
         return (f"give the tensor its own bytes: {_copied(handed)}",)
     if handed.by in _GIVEN_OUT:
         return (

@@ -46,7 +46,6 @@ import ast
 from collections.abc import Sequence
 
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
-from noclobber.model.seen.events import Write
 from noclobber.model.seen.silent import Event, Untracked
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
@@ -70,8 +69,7 @@ def find(event: Event) -> Finding | None:
     """The finding for a change that autograd did not record, to a tensor that backward then goes through."""
     if not isinstance(event, Untracked) or _only_shifts(event):
         return None
-    write, what = event.write, subject(event.tensor)
-    cut = event.source is not None
+    what, cut = subject(event.tensor), event.source is not None
     source = f"`{event.source.name}`" if event.source is not None and event.source.name else "the value written"
     headline = (
         f"{what} gets values from the graph {_WHERE[event.how]}: no gradient flows back to them"
@@ -85,9 +83,9 @@ def find(event: Event) -> Finding | None:
     )
     return account(
         headline,
-        write_and_read(write, event.read, writes=verb, reads="goes through it"),
-        notes=[_unrecorded(event, write)],
-        helps=_cures(event, write),
+        write_and_read(event.write, event.read, writes=verb, reads="goes through it"),
+        notes=[_unrecorded(event)],
+        helps=_cures(event),
     )
 
 
@@ -107,17 +105,16 @@ def _bare(node: ast.expr) -> str:
     return ast.unparse(node.value if isinstance(node, ast.Attribute) and node.attr in ("data", "detach") else node)
 
 
-def _unrecorded(event: Untracked, write: Write) -> str:
+def _unrecorded(event: Untracked) -> str:
     where = _WHERE[event.how]
     recorded = f"{where} nothing is recorded" if where.startswith("under") else f"a write {where} is not recorded"
     recorded = "an assignment to `.data` is not recorded" if event.how == "assigned" else recorded
     if event.source is not None:
         return f"{recorded}: backward treats the new values as constants and ends here"
-    left_out = writer_in_words(write)
-    return f"{recorded}: backward goes on without the derivative of {left_out}"
+    return f"{recorded}: backward goes on without the derivative of {writer_in_words(event.write)}"
 
 
-def _cures(event: Untracked, write: Write) -> Sequence[Help]:
+def _cures(event: Untracked) -> Sequence[Help]:
     if event.tensor.kind == "parameter":
         return (
             Suggestion(
@@ -129,7 +126,7 @@ def _cures(event: Untracked, write: Write) -> Sequence[Help]:
                 cure=Cure.OUT_OF_PLACE,
             ),
         )
-    if event.source is not None and op_in_words(write.op) in _WHOLE:
+    if event.source is not None and op_in_words(event.write.op) in _WHOLE:
         return (
             Suggestion(
                 "assign the new tensor to the name (`h = new`), or use `torch.where(mask, new, old)`",
