@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.rules import catalogue, rule_of_message
-from noclobber.rules.shared.message import StaleMessage, explanation, parse
+from noclobber.rules import catalogue
+from noclobber.rules.shared.message import StaleMessage, explanation, parse, rule_of_message
 from noclobber.rules.shared.texts import printed
 
 from .texts import ORDINARY, paragraphs

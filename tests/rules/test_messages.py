@@ -11,8 +11,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from noclobber.model.seen.events import Refusal
-from noclobber.rules import catalogue, explain, rule_of_message
-from noclobber.rules.shared.message import explanation
+from noclobber.rules import catalogue, explain
+from noclobber.rules.shared.message import explanation, rule_of_message
 from noclobber.rules.shared.texts import is_in
 
 from .messages import SAVES, WRITES, Program

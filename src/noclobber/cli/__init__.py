@@ -66,8 +66,7 @@ def _carry_out(arguments: Sequence[str] | None, at_end: contextlib.ExitStack) ->
     if getattr(options, "format", "full") == "full":
         from noclobber.processes.leftover import runs
 
-        for line in killed(runs()):
-            say(line)
+        say(*killed(runs()))
     return status
 
 

@@ -40,9 +40,10 @@ def out(text: str, *, raw: bool = False) -> None:
         raise StdoutFailed(*([] if isinstance(error, BrokenPipeError) else [error.strerror])) from None
 
 
-def say(line: str) -> None:
-    """Print a line on stderr. Nothing in it acts on a terminal, whatever a file name or an option holds."""
-    put(f"{visible(line)}\n", sys.stderr)
+def say(*lines: str) -> None:
+    """Print lines on stderr. Nothing in them acts on a terminal, whatever a file name or an option holds."""
+    for line in lines:
+        put(f"{visible(line)}\n", sys.stderr)
 
 
 def put(text: str, stream: IO[str] | None) -> None:

@@ -72,10 +72,3 @@ def pages(findings: Sequence[Finding]) -> tuple[Page, ...]:
     """Return the pages of the rules of findings. A finding of another release may have none."""
     codes = {finding.code for finding in findings}
     return tuple(rule for rule in catalogue() if rule.code in codes) if codes else ()
-
-
-def rule_of_message(text: str) -> Rule | None:
-    """The rule that explains an error text, which may be a whole traceback."""
-    from noclobber.rules.shared.texts import is_in
-
-    return next((rule for rule in catalogue() if any(is_in(one, text) for one in rule.texts)), None)

@@ -69,13 +69,11 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.output:
         if why := unwritten(real(options.output), render(report, options.format)):
             return refuse(f"cannot write `{options.output}`: {why}")
-        for line in [f"noclobber: {counts(report)}; the report is in {options.output}", *notes(report)]:
-            say(line)
+        say(f"noclobber: {counts(report)}; the report is in {options.output}", *notes(report))
     else:
         color, width = wanted(sys.stdout), width_of(sys.stdout)
         out(render(report, options.format, color=color, width=width))
-        for line in below(report, options.format):
-            say(line)
+        say(*below(report, options.format))
     for folder in folders:
         leftover.forget(folder, report, leftover.runs())
     return int(selection.fails(report))

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from noclobber.model.units import counted
-from noclobber.rules import Rule, catalogue, rule_of, rule_of_message
+from noclobber.rules import Rule, catalogue, rule_of
 from noclobber.rules.shared.keeps import row_of
-from noclobber.rules.shared.texts import codes_of_piece, joined
+from noclobber.rules.shared.texts import codes_of_piece, is_in, joined
 from noclobber.rules.shared.wording import node_in_words, shape_in_words, stem
 
 _STALE = re.compile(
@@ -75,6 +75,11 @@ def explanation(text: str) -> str | None:
         return None
     paragraphs = [*said, *([likely.text] if likely is not None else []), *_listed(others, alone=likely is None)]
     return "\n\n".join([*paragraphs, f"run the program for the exact lines: `{_COMMAND}`"])
+
+
+def rule_of_message(text: str) -> Rule | None:
+    """The rule that explains an error text, which may be a whole traceback."""
+    return next((rule for rule in catalogue() if any(is_in(one, text) for one in rule.texts)), None)
 
 
 def _listed(rules: list[Rule], *, alone: bool) -> list[str]:
