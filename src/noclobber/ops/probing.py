@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,8 @@ def _probed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     """
     names = argument_names(function, args, kwargs)
     every = not any(one.requires_grad for _, one in tensors_in((args, kwargs)))
-    call = _called(function, names, args, kwargs, every)
+    called = partial(_called, function, names, args, kwargs, every)
+    call = called()
     operands = call.operands
     notes: list[str] = []
     if not call.leaves or not any(one.requires_grad for one in call.outputs.values()):
@@ -125,7 +127,7 @@ def _probed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     if call.opaque and any(type(one) in storages.STORED - storages.PLAIN for one in operands.values()):
         notes.append("a custom Function or a checkpoint may keep more: without values, nothing can be tried")
     elif call.opaque and len(operands) <= MOST_TRIALS:
-        tried = _trials(function, names, args, kwargs, every)
+        tried = _trials(partial(called, hooked=False))
     elif call.opaque:
         notes.append(f"a custom Function or a checkpoint may keep more: only up to {MOST_TRIALS} tensors are tried")
     found = []
@@ -138,8 +140,8 @@ def _probed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
 
 def _operand(place: Place, tensor: torch.Tensor, operands: Mapping[Place, torch.Tensor], **facts: Any) -> Operand:
-    also = next((name for (name, _), one in operands.items() if one is tensor), "")
-    if not also or also == place[0]:
+    also = next(name for (name, _), one in operands.items() if one is tensor)
+    if also == place[0]:
         also = next((name for (name, _), one in operands.items() if one is not tensor and share_bytes(one, tensor)), "")
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Operand(place[0], place[1], tuple(tensor.shape), dtype, also=also, **facts)
@@ -239,14 +241,8 @@ def _bytes(call: _Call) -> tuple[int, int]:
     return sum(sizes.values()), sum(size for key, size in sizes.items() if key not in known)
 
 
-def _trials(
-    function: Callable[..., Any], names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], every: bool
-) -> dict[Place, tuple[bool, bool]]:
+def _trials(again: Callable[[], _Call]) -> dict[Place, tuple[bool, bool]]:
     """Overwrite each tensor in turn and run backward: does the gradient change, or PyTorch raise?"""
-
-    def again() -> _Call:
-        return _called(function, names, args, kwargs, every, hooked=False)
-
     first = again()
     try:
         right = first.gradients()

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -141,10 +141,11 @@ def samples_of(name: str, function: Any) -> Iterator[Sample]:
     names = _required(function)
     if not names and args is None:  # `*args, **kwargs`: which of two functions it is depends on them
         return
-    sample = _first(name, function, [args] if args is not None else _guesses(names))
-    if sample is not None:
-        shown = ", ".join(list(_parameters(function))[: len(sample.args)])
-        yield replace(sample, call=f"{name}({shown})")
+    tries = [args] if args is not None else _guesses(names)
+    args = next((one for one in tries if _works(function, one)), None)
+    if args is not None:
+        shown = ", ".join(list(_parameters(function))[: len(args)])
+        yield Sample(f"{name}({shown})", function, args)
 
 
 def _overloads(function: Any) -> list[Any]:
@@ -167,18 +168,16 @@ def _of_overload(name: str, overload: Any) -> Sample | None:
         return None
     required = [one for one in schema.arguments if not one.has_default_value()]
     args = PARTICULAR.get(name)
-    if args is not None and len(args) >= len(required) and _fits(args, schema.arguments):
-        sample = _first(name, overload, [args])
-        if sample is not None:
-            return Sample(_signature(name, schema.arguments[: len(args)]), overload, sample.args)
+    fits = args is not None and len(args) >= len(required) and _fits(args, schema.arguments)
+    if args is not None and fits and _works(overload, args):
+        return Sample(_signature(name, schema.arguments[: len(args)]), overload, args)
     if any(one.kwarg_only for one in required):
         return None
     for shape, other in itertools.product(_SHAPES, _SHAPES):
         tensors = itertools.chain([shape], itertools.repeat(other))
-        values = [_of_type(one, tensors) for one in required]
-        sample = _first(name, overload, [tuple(values)]) if None not in values else None
-        if sample is not None:
-            return Sample(_signature(name, required), overload, sample.args)
+        values = tuple(_of_type(one, tensors) for one in required)
+        if None not in values and _works(overload, values):
+            return Sample(_signature(name, required), overload, values)
     return None
 
 
@@ -226,13 +225,13 @@ def _of_module(name: str, kind: type) -> Iterator[Sample]:
         return
     args = PARTICULAR.get(name)
     tries = [args] if args is not None else _guesses(_required(made.forward))
-    sample = _first(name, made, tries)
-    if sample is None:
+    args = next((one for one in tries if _works(made, one)), None)
+    if args is None:
         return
-    names = ", ".join(list(inspect.signature(made.forward).parameters)[: len(sample.args)])
+    names = ", ".join(list(inspect.signature(made.forward).parameters)[: len(args)])
     call = f"{name}({names})"
-    yield Sample(call + TRAINING, copy.deepcopy(made).train(), sample.args)
-    yield Sample(call + EVALUATION, made.eval(), sample.args)
+    yield Sample(call + TRAINING, copy.deepcopy(made).train(), args)
+    yield Sample(call + EVALUATION, made.eval(), args)
 
 
 def _made(name: str, kind: type) -> Any:
@@ -268,14 +267,11 @@ def _guesses(names: list[str]) -> Iterator[tuple[Any, ...]]:
         yield (real(*shape), *(2 for _ in names[1:]))
 
 
-def _first(name: str, function: Any, tries: Any) -> Sample | None:
-    """Return the first call that works."""
-    for args in tries:
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                copies = [one.clone() if isinstance(one, torch.Tensor) else one for one in args]
-                function(*copies)
-        except Exception:  # whatever a call that does not fit raises
-            continue
-        return Sample(name, function, tuple(args))
-    return None
+def _works(function: Any, args: tuple[Any, ...]) -> bool:
+    """Return True if a function can be called with copies of these arguments."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            function(*(one.clone() if isinstance(one, torch.Tensor) else one for one in args))
+    except Exception:  # whatever a call that does not fit raises
+        return False
+    return True
