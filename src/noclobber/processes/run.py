@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from noclobber.model.fake import Enough
 from noclobber.model.reports.report import Report, ReportError
@@ -64,9 +63,7 @@ class Run:
         self._date = datetime.now().astimezone().isoformat(timespec="seconds")
         self._interrupt: BaseException | None = None
 
-    def carry_out(
-        self, words: Sequence[str], report: Callable[[], int], early: Callable[[Report], object] = lambda report: None
-    ) -> None:
+    def carry_out(self, words: Sequence[str], report: Callable[[], int], early: Callable[[Report], object]) -> None:
         """Run the program that `python WORDS...` would run, to its very end. Raises NotAProgram where there is none.
 
         `report` is called if the program leaves before that end: by `os._exit`, or as another program (`os.execv`).
@@ -125,14 +122,6 @@ class Run:
     def report(self) -> Report:
         """Stop watching, and say what was found in all processes."""
         member, files = self._member, Report()
-        about: dict[str, Any] = {
-            "argv": self._argv,
-            "status": self.status & 0xFF,
-            "torch": None,
-            "python": "{}.{}.{}".format(*sys.version_info),
-            "noclobber": version(),
-            "date": self._date,
-        }
         with contextlib.suppress(OSError, ReportError):
             files = report_of(member.order.folder, run=member.order.run)
             until = time.monotonic() + STARTING
@@ -140,7 +129,14 @@ class Run:
                 time.sleep(0.05)
                 files = report_of(member.order.folder, run=member.order.run)
         torch = sys.modules.get("torch") if member.watched else None
-        about["torch"] = str(torch.__version__) if torch is not None else files.program.get("torch")
+        about = {
+            "argv": self._argv,
+            "status": self.status & 0xFF,
+            "torch": str(torch.__version__) if torch is not None else files.program.get("torch"),
+            "python": "{}.{}.{}".format(*sys.version_info),
+            "noclobber": version(),
+            "date": self._date,
+        }
         self._session.stop()
         return with_own(files, self._session, about)
 

@@ -292,9 +292,8 @@ def functions(node: ast.AST) -> Iterator[Function]:
 
 
 def within(scope: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
-    """Yield the nodes of a scope, all or those of some kinds, without those of functions and classes in it."""
-    nodes = (one for one in _below(scope) if not isinstance(one, _OWN_SCOPE))
-    return (one for one in nodes if isinstance(one, kinds or ast.AST))  # type: ignore[misc]
+    """Yield the nodes of some kinds of a scope, without those of functions and classes in it."""
+    return (one for one in _below(scope) if isinstance(one, kinds) and not isinstance(one, _OWN_SCOPE))
 
 
 def nested(scope: ast.AST) -> Iterator[ast.AST]:
