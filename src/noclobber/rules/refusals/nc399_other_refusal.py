@@ -33,6 +33,7 @@ from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.refusing import Text, writes_it
 from noclobber.rules.shared.wording import op_in_words
 
+_CUT_OFF = "backward would continue into the history that `detach_` cut off"
 _UNSEEN = "noclobber did not see the write. It happened after the save and before backward"
 _WORDS = {
     "save": "it is saved here",
@@ -207,10 +208,9 @@ TEXTS = (
         ["Trying to use a [saved tensor that has been detached in-place], i.e. with .detach_()."],
         "`detach_` on a tensor that backward still needs",
         ["use `detach()`, which makes a new tensor: `h = h.detach()`"],
-        "backward would continue into the history that `detach_` cut off",
+        lambda refusal: [_CUT_OFF, *[_UNSEEN] * (refusal.written is None)],
         told=_told,
         created="it is made here",
-        unseen=_UNSEEN,
     ),
     *(
         Text(texts, headline, [help], note, told=_told, created="it is made here")

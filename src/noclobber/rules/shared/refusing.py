@@ -46,8 +46,7 @@ Said = str | Callable[[Refusal], str]
 class Text:
     """Texts of PyTorch that mean the same, and what is said of a refusal that has one of them.
 
-    `told` labels the line to blame, `created` and `surfaced` two others that may be known. `unseen` is a further note,
-    for where the write is not known.
+    `told` labels the line to blame, `created` and `surfaced` two others that may be known.
     """
 
     texts: Sequence[str]
@@ -57,7 +56,6 @@ class Text:
     told: Said = writes_it
     created: Said = "the view is made here"
     surfaced: Said = ""
-    unseen: str = ""
     cause: Cause | Callable[[Refusal], Cause | None] | None = None
 
 
@@ -71,7 +69,6 @@ def refused(texts: Sequence[Text], event: Event) -> Finding | None:
         return None
     note, told = found.note(event) if callable(found.note) else found.note, _said(found.told, event)
     notes = [note] if isinstance(note, str) else [*note]
-    notes += [found.unseen] * (found.unseen != "" and event.written is None)
     if is_below(event) and event.written is None:
         told, notes = "the view is used here, after the write to its base", [*notes, _UNSEEN]
     return account(

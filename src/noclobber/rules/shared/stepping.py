@@ -43,11 +43,10 @@ def called_twice(clobber: Clobber, write: Write) -> tuple[int, int] | None:
 def step_note(clobber: Clobber, write: Write) -> str:
     """The note that says why backward needs the old weights."""
     op, name = node_in_words(clobber.save.node), subject(clobber.save.tensor, "parameter")
+    needs = f"the backward of {op} computes with {name} as it was in forward"
     if clobber.restored:
-        return f"the backward of {op} computes with {name} as it was in forward; {PUT_BACK}"
-    note = (
-        f"the backward of {op} computes with {name} as it was in forward; {writer_in_words(write)} has changed it since"
-    )
+        return f"{needs}; {PUT_BACK}"
+    note = f"{needs}; {writer_in_words(write)} has changed it since"
     if not write.in_forward:
         note += ", inside a backward call"
     elif situation(clobber, write) != "same pass":
