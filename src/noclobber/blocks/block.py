@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from noclobber.observe.torch_api.frames import passed_over
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -65,8 +67,6 @@ class Block:
 
         Raises TypeError for what is no function, and for a coroutine function or a generator function.
         """
-        from noclobber.observe.torch_api.frames import passed_over
-
         _refuse_odd(function, type(self).__name__)
 
         @passed_over

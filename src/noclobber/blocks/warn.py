@@ -11,6 +11,7 @@ from types import FrameType, FunctionType
 from noclobber.model.reports.error import ClobberWarning
 from noclobber.model.reports.report import Lost, Report
 from noclobber.model.source import Owner, cell_of, owner_of
+from noclobber.observe.torch_api.frames import outward
 
 
 def of_findings(report: Report, function: object = None, *, beside: BaseException | None = None) -> None:
@@ -49,12 +50,10 @@ def _of_program(frame: FrameType) -> FrameType:
 
     A callback is called by a library, and a warning is not about that library, whose warnings may be filtered out.
     """
-    above: FrameType | None = frame
     outside = []
-    while above is not None:
+    for above in outward(frame):
         owner = owner_of(above.f_code.co_filename)
         if owner is Owner.USER:
             return above
         outside += [above] * (owner is not Owner.NOCLOBBER)
-        above = above.f_back
     return outside[0] if outside else frame

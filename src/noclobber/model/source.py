@@ -59,7 +59,7 @@ class Site:
             start = len(text) - len(text.lstrip()) + 1
             return Span(path, line, start, line, start + max(1, len(stripped)))
         end_text = text if end_line == line else source_line(path, end_line)
-        return Span(path, line, _characters(text, column) + 1, end_line, _characters(end_text, end_column) + 1)
+        return Span(path, line, characters(text, column) + 1, end_line, characters(end_text, end_column) + 1)
 
     @property
     def line(self) -> int:
@@ -87,8 +87,8 @@ def told_site(at: Span, inside: Site | None = None) -> ToldSite:
     return ToldSite(_STAND_IN.replace(co_filename=at.path), 0, inside, at=at)
 
 
-def _characters(text: str, byte_column: int) -> int:
-    """CPython counts columns in UTF-8 bytes; a reader counts characters."""
+def characters(text: str, byte_column: int) -> int:
+    """CPython and `ast` count columns in UTF-8 bytes; a reader counts characters."""
     if text.isascii():
         return byte_column
     return len(text.encode("utf-8", "replace")[:byte_column].decode("utf-8", "ignore"))
@@ -122,9 +122,7 @@ def _is_source(path: str) -> bool:
 
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_LIBRARY_ROOTS = tuple(
-    os.path.normpath(root) + os.sep for name in ("stdlib", "platstdlib") if (root := sysconfig.get_paths().get(name))
-)
+_LIBRARY_ROOTS = tuple(os.path.normpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
 _PACKAGE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INTERACTIVE = ("<stdin>", "<console>", "<ipython-input", "<doctest")
 _GENERATED = ("<frozen ", "<attrs generated ", "<eval_with_key>", "<decorator-gen-", "<makefun-gen-", "<beartype(")

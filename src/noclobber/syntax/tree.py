@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TypeVar
 
-from noclobber.model.source import Site, Span, source_text
+from noclobber.model.source import Site, Span, characters, source_text
 from noclobber.syntax.compiling import parsed
 
 Placed = ast.stmt | ast.expr | ast.keyword | ast.arg | ast.alias
@@ -49,7 +49,8 @@ class File:
     def span(self, node: Placed) -> Span:
         """Return the span of a node. Parentheses around it do not belong to it, unless it is a tuple."""
         (first, begin), (last, end) = starts(node), ends(node)
-        return Span(self.path, first, self._column(first, begin), last, self._column(last, end))
+        start, stop = characters(self.line(first), begin) + 1, characters(self.line(last), end) + 1
+        return Span(self.path, first, start, last, stop)
 
     def source(self, node: Placed) -> str:
         """The text of a node as it is written."""
@@ -162,11 +163,6 @@ class File:
             if inner is not None and len(inner) > len(self.indent(one) or ""):
                 return inner[len(self.indent(one) or "") :]
         return "    "
-
-    def _column(self, line: int, byte_offset: int) -> int:
-        """The 1-based column in characters of an offset that `ast` counts in bytes."""
-        text = self.line(line)
-        return (byte_offset if text.isascii() else len(text.encode()[:byte_offset].decode(errors="ignore"))) + 1
 
     def _covers(self, node: Placed, wanted: Span) -> bool:
         if node.lineno > wanted.line or last_line(node) < wanted.end_line:

@@ -254,5 +254,7 @@ def _place_out(site: Site | None) -> dict[str, Any]:
 
 
 def _hint_out(hint: Hint) -> dict[str, Any]:
-    how = {} if isinstance(hint, InPlaceCall) else {"peak": hint.peak, "alone": hint.alone}
-    return {"op": hint.op, "bytes": hint.falls if isinstance(hint, InPlaceCall) else hint.bytes, **how}
+    """`bytes` is how far the peak would fall, or by how much it is lower than out of place."""
+    if isinstance(hint, InPlaceCall):
+        return {"op": hint.op, "bytes": 0 if hint.copied else hint.rise}
+    return some_of(hint, "op", "bytes", "peak", "alone")

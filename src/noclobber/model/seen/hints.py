@@ -60,10 +60,5 @@ class InPlaceCall:
     saved: bool
     times: int
 
-    @property
-    def falls(self) -> int:
-        """Bytes that the peak is lower by than out of place."""
-        return 0 if self.copied else self.rise
-
 
 Hint = Opportunity | InPlaceCall
