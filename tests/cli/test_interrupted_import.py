@@ -41,7 +41,7 @@ def test_nothing_was_watched_as_the_program_was_interrupted(tmp_path: Path) -> N
         ("noclobber.render.text", ""),
         ("noclobber.session.program", "noclobber: interrupted\n"),
         ("noclobber.processes.member", "noclobber: interrupted\n"),
-        ("noclobber.rules", "noclobber: interrupted\n"),
+        ("noclobber.session.session", "noclobber: interrupted\n"),
         ("noclobber.mend.shown", "noclobber: interrupted\n"),
     ],
 )

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable
 from types import FrameType, FunctionType
 
+from noclobber import render
 from noclobber.model.reports.error import ClobberWarning
 from noclobber.model.reports.report import Lost, Report
 from noclobber.model.source import Owner, cell_of, owner_of
@@ -19,8 +20,6 @@ def of_findings(report: Report, function: object = None, *, beside: BaseExceptio
 
     An exception `beside` the warning is raised even if warnings are errors.
     """
-    from noclobber import render
-
     if report.findings:
         with contextlib.suppress(ClobberWarning) if beside is not None else contextlib.nullcontext():
             _warn(render.render(report, "full"), function)

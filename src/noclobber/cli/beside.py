@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from noclobber.model.reports.report import Report
 from noclobber.model.units import counted
-
-if TYPE_CHECKING:
-    from noclobber.model.reports.report import Report
+from noclobber.render.judged import beside, nothing_found, verdict
+from noclobber.render.text import typed
 
 
 def counts(report: Report) -> str:
     """Return how many findings there are; where there is none, what was checked."""
-    from noclobber.render.judged import nothing_found
-
     found = [counted(count, word) for word in ("error", "warning", "hint") if (count := report.count(word))]
     return ", ".join(found) or nothing_found(report)
 
 
 def below(report: Report, format: str) -> list[str]:
     """Return the lines below a report in a format of one line a finding: what was checked, and what it does not say."""
-    from noclobber.render.judged import verdict
-
     if format not in ("concise", "statistics"):
         return []
     return [f"noclobber: {said}" for said in (verdict(report),) if said] + notes(report)
@@ -30,15 +25,12 @@ def below(report: Report, format: str) -> list[str]:
 
 def notes(report: Report) -> list[str]:
     """Return what was left out, what was not watched, and the notes, as lines of their own."""
-    from noclobber.render.judged import beside
-
     return [f"noclobber: {kind}: {text}" for kind, text in beside(report)]
 
 
 def killed(runs: str) -> list[str]:
     """Return a line for each run that was killed and that no command has named yet."""
     from noclobber.processes import leftover
-    from noclobber.render.text import typed
 
     lines = []
     for folder, command in leftover.killed(runs):

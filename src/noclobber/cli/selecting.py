@@ -9,6 +9,7 @@ from dataclasses import replace
 from noclobber.cli.output import unwritable, unwritten
 from noclobber.model.reports.report import Report
 from noclobber.render.text import current_folder, real, shown_path
+from noclobber.rules import pages
 from noclobber.settings.selection import (
     FAIL_ON,
     Selection,
@@ -82,8 +83,6 @@ def selected_of(
 
     Raises SelectionError.
     """
-    from noclobber.rules import pages
-
     left = selected(report, selection, must_exist=not options.update_baseline)
     if options.update_baseline:
         text, words = baseline_of(left, selection)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from noclobber.model.reports.report import Report
 from noclobber.render.formats.data import json
 from noclobber.render.formats.junit import junit
 from noclobber.render.formats.lines import concise, github, statistics
@@ -16,9 +16,6 @@ from noclobber.render.html.cell import preformatted as preformatted
 from noclobber.render.html.page import html
 from noclobber.render.tables.kept import kept as kept
 from noclobber.render.tables.ledger import table as table
-
-if TYPE_CHECKING:
-    from noclobber.model.reports.report import Report
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "full": full,

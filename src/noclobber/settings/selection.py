@@ -20,6 +20,7 @@ from noclobber.model.reports.finding import Finding
 from noclobber.model.reports.report import Report, Suppressed
 from noclobber.model.units import counted
 from noclobber.render.text import real, shown_path
+from noclobber.rules import catalogue, rule_of
 from noclobber.settings.meant import like
 from noclobber.settings.reading import Unreadable, text_of
 
@@ -103,8 +104,6 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
 
     Names of rules ("untracked-write") stand for their codes; small letters do too.
     """
-    from noclobber.rules import catalogue
-
     parts = (
         [part.strip() for part in text.strip().removesuffix(",").split(",")] if isinstance(text, str) else list(text)
     )
@@ -122,8 +121,6 @@ def codes(text: str | Sequence[str], where: str) -> tuple[str, ...]:
 
 def _beginning(name: str) -> str | None:
     """Return the code, or the beginning of codes, that a name stands for; None if there is no such rule."""
-    from noclobber.rules import catalogue, rule_of
-
     rule = rule_of(name)
     code = rule.code if rule is not None else name.upper()
     return code if code.startswith("NC") and any(one.code.startswith(code) for one in catalogue()) else None
@@ -233,8 +230,6 @@ def unused(report: Report, selection: Selection, paths: Iterable[str]) -> tuple[
 
     Comments that look like one, and cannot be understood, are among them.
     """
-    from noclobber.rules import catalogue
-
     used = defaultdict[tuple[str, int], set[str]](set)
     for one in report.suppressed:
         if one.kind == "inSource" and (primary := one.finding.primary) is not None:

@@ -8,6 +8,7 @@ import sys
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
 from noclobber.render.text import visible
+from noclobber.render.window.color import width_of
 from noclobber.session.imports import torch_needed
 
 
@@ -40,7 +41,6 @@ def carry_out(options: argparse.Namespace) -> int:
             options.parser.error("`--clean` removes what `--build-native` builds: leave one of them out")
         return _clean()
     from noclobber.cli.verbs.examination import examine
-    from noclobber.render.window.color import width_of
 
     if options.build_native:
         with torch_needed():

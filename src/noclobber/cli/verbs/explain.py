@@ -6,16 +6,16 @@ import argparse
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
+from noclobber.render.tables.page import page
 from noclobber.render.text import filled
+from noclobber.render.window.color import width_of
+from noclobber.rules import Rule, catalogue, rule_of
 from noclobber.session.imports import torch_needed
 from noclobber.settings.meant import asked, close
-
-if TYPE_CHECKING:
-    from noclobber.rules import Rule
+from noclobber.settings.reading import Unreadable, text_of
 
 
 def add(verbs: Verbs) -> None:
@@ -41,10 +41,6 @@ def add(verbs: Verbs) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    from noclobber.render.tables.page import page
-    from noclobber.render.window.color import width_of
-    from noclobber.rules import catalogue, rule_of
-
     words: list[str] = options.what
     if options.operators:
         if words:
@@ -84,9 +80,7 @@ def _list(rules: Iterable[Rule], width: int | None) -> str:
 
 def _error(words: list[str], width: int | None) -> int | None:
     """Say what an error text means, given as words or on stdin (`-`); return None if the words are no such text."""
-    from noclobber.render.tables.page import page
     from noclobber.rules.shared.message import explanation
-    from noclobber.settings.reading import Unreadable, text_of
 
     on_stdin = words == ["-"]
     try:
@@ -111,7 +105,6 @@ def _operators(options: argparse.Namespace) -> int:
     with torch_needed():
         from noclobber.ops.explaining import cases_of_all
     from noclobber.render.tables.operator import operators
-    from noclobber.render.window.color import width_of
 
     out(operators(cases_of_all(), width_of(sys.stdout), markdown=options.markdown))
     return 0
@@ -121,20 +114,18 @@ def _operator(word: str, width: int | None) -> str:
     """Return the page of an operator; empty if there is none of that name. Raises NoTorch."""
     with torch_needed():
         from noclobber.ops.explaining import page_of
-    from noclobber.render.tables.operator import page
+    from noclobber.render.tables import operator
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -c` has it: a custom operator may be defined in a file here
     found = page_of(word)
-    return page(found, width) if found is not None else ""
+    return operator.page(found, width) if found is not None else ""
 
 
 def _unknown(word: str) -> int:
     """Refuse a word that is neither a rule nor an operator, with what is close to it. Raises NoTorch."""
     with torch_needed():
         from noclobber.ops.explaining import names
-    from noclobber.rules import catalogue
-
     operators = {one.rpartition(".")[2]: one for one in names()}
     last = word.rpartition(".")[2]
     near = [

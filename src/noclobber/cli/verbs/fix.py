@@ -13,8 +13,10 @@ from noclobber.cli.output import file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import INTERRUPTED, out, put, refuse, say
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selection_of
+from noclobber.render.formats.terminal import patch_line, summary_line
 from noclobber.render.text import real, visible
 from noclobber.render.window.color import wanted, width_of
+from noclobber.rules import rule_of
 from noclobber.settings.meant import file_like
 
 
@@ -128,8 +130,6 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 def _show_patch(diff: str) -> None:
     """Print a patch on stdout: with colours and without what acts on a terminal there, and else byte for byte."""
-    from noclobber.render.formats.terminal import patch_line
-
     if sys.stdout is not None and sys.stdout.isatty():
         color = wanted(sys.stdout)
         out("".join(f"{patch_line(visible(line), color=color)}\n" for line in diff.split("\n")[:-1]))
@@ -140,8 +140,6 @@ def _show_patch(diff: str) -> None:
 def _line(line: str, *, color: bool) -> str:
     """Return a line of the summary, in the colours of a report."""
     from noclobber.fix.verb import CHANGED
-    from noclobber.render.formats.terminal import patch_line, summary_line
-    from noclobber.rules import rule_of
 
     if line.startswith(CHANGED):
         return CHANGED + patch_line(line.removeprefix(CHANGED), color=color)

@@ -12,8 +12,13 @@ from noclobber.cli.output import add_format, file_name, unwritable, unwritten
 from noclobber.cli.parser import Verbs
 from noclobber.cli.printing import out, refuse, say
 from noclobber.cli.selecting import add_selection, selected_of, selection_of
+from noclobber.model.reports.checkout import in_checkout
+from noclobber.model.reports.report import Report, ReportError
+from noclobber.render import render
 from noclobber.render.text import current_folder, real
+from noclobber.render.window.color import wanted, width_of
 from noclobber.settings.meant import file_like
+from noclobber.settings.reading import Unreadable, text_of
 
 
 def add(verbs: Verbs) -> None:
@@ -36,12 +41,7 @@ def add(verbs: Verbs) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    from noclobber.model.reports.checkout import in_checkout
-    from noclobber.model.reports.report import Report, ReportError
     from noclobber.processes import leftover
-    from noclobber.render import render
-    from noclobber.render.window.color import wanted, width_of
-    from noclobber.settings.reading import Unreadable, text_of
 
     if options.output and (why := unwritable(real(options.output))):
         return refuse(f"cannot write `{options.output}`: {why}")

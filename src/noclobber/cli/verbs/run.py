@@ -15,13 +15,16 @@ from noclobber.cli.output import DOCUMENTS, SEPARATORS, add_format, asked, file_
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
+from noclobber.model.reports.report import Report
+from noclobber.model.seen.hints import Opportunity
+from noclobber.render import render
 from noclobber.render.text import real, visible
+from noclobber.render.window.color import wanted, width_of
 from noclobber.settings.meant import file_like
+from noclobber.settings.selection import Selection, SelectionError, selected, unused
 
 if TYPE_CHECKING:
-    from noclobber.model.reports.report import Report
     from noclobber.processes.run import Run
-    from noclobber.settings.selection import Selection
 
 
 def add(verbs: Verbs) -> None:
@@ -130,15 +133,11 @@ class _End:
 
         A program that reads a stream of JSON, XML or a page expects one document there, and gets it at the end.
         """
-        from noclobber.settings.selection import selected
-
         if self.output is not None or self.options.format not in DOCUMENTS:
             self._deliver(selected(report, self.selection, must_exist=False))
 
     def reported(self) -> int:
         """Report on a program that is over; return the exit status."""
-        from noclobber.settings.selection import SelectionError, unused
-
         run, options, selection = self.run, self.options, self.selection
         status = run.status
         with run.surroundings(), run.kept_apart():
@@ -172,9 +171,6 @@ class _End:
         if nothing and options.format != "json" and self.output is None:
             self._tell(f"noclobber: {nothing}")
             return
-        from noclobber.render import render
-        from noclobber.render.window.color import wanted, width_of
-
         if self.output is not None:
             where = f"the report is in {options.output}"
             if os.path.isdir(self.output):
@@ -203,7 +199,6 @@ def with_command(report: Report, words: list[str], given: list[str]) -> Report:
     `given` are the options that chose what counts.
     """
     from noclobber.fix.edits.patch import fitted, is_fixable
-    from noclobber.model.seen.hints import Opportunity
 
     found = [one for one in report.findings if one.severity != "hint" and is_fixable(one)]
     lower = any(isinstance(one.event, Opportunity) and one.event.alone > 0 for one in report.findings)
