@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from shutil import which
 from typing import Any
 
 from noclobber.observe.torch_api.patches import Patches
@@ -105,8 +106,6 @@ def starts_python(command: Sequence[str]) -> bool:
     # Options and folders name Python too: a compiler gets `-I/usr/include/python3.11`.
     if any(_PYTHON.search(word) and not word.startswith("-") and not os.path.isdir(word) for word in words):
         return True
-    from shutil import which
-
     with suppress(OSError, ValueError):
         with open(which(command[0]) or command[0], "rb") as file:
             first = file.readline(200)

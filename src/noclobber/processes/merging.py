@@ -215,9 +215,8 @@ def report_of(*folders: str, run: str = "", checkout: str = "") -> Report:
     for finding, places in findings.merged(checkout):
         seen_by = [processes[number] for number, _ in places]
         count = sum(read[number].counts[same] for number, same in places)
-        merged.append(replace(finding, count=count, processes=tuple(one.id for one in seen_by)))
-        if several:
-            merged[-1] = replace(merged[-1], notes=(*finding.notes, f"seen {together(seen_by)}"))
+        notes = (*finding.notes, f"seen {together(seen_by)}") if several else finding.notes
+        merged.append(replace(finding, count=count, notes=notes, processes=tuple(one.id for one in seen_by)))
     first = read[0]
     program = {
         "argv": list(processes[0].command),

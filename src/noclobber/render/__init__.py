@@ -31,10 +31,8 @@ FORMATS: dict[str, Callable[[Report], str]] = {
 
 
 def render(report: Report, format: str, *, color: bool = False, width: int | None = None) -> str:
-    """Return the report in a format of `FORMATS`. Raises ValueError for a name that is not one.
+    """Return the report in a format of `FORMATS`.
 
     `color` and `width`, the cells of a line, are for a terminal, and change "full" alone.
     """
-    if format not in FORMATS:
-        raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
     return full(report, color=color, width=width) if format == "full" else FORMATS[format](report)
