@@ -10,7 +10,6 @@ from noclobber.blocks import warn
 from noclobber.blocks.answers import PrintedLedger, PrintedReport, Reporting, counting, printed
 from noclobber.blocks.block import Block
 from noclobber.model.reports.ledger import Ledger
-from noclobber.model.reports.report import Lost
 from noclobber.processes.block import Blocks
 from noclobber.session.sampling import Sampling
 from noclobber.session.session import OnWrite, Session
@@ -123,18 +122,15 @@ class watch(Block, Reporting):
         self._blocks.end()
         if self._sampling is not None:
             self._sampling.ends()
-        warn.of_failures(self._untold(session.failures))
+        failures = [one for one in session.failures if one not in self._told]
+        self._told.update(failures)
+        warn.of_failures(failures)
         known = {one.identity() for one in session.findings}
         if self._finds_late or not known <= self._told:
             report = counting(self._blocks)
             news = tuple(one for one in report.findings if one.identity() not in self._told)
             self._told |= known | {one.identity() for one in news}
             warn.of_findings(replace(report, findings=news, ledger=None), function, beside=error)
-
-    def _untold(self, failures: tuple[Lost, ...]) -> list[Lost]:
-        news = [one for one in failures if one not in self._told]
-        self._told.update(news)
-        return news
 
     def ledger(self) -> Ledger:
         """Return who kept the most bytes for backward. Raises ValueError without `ledger=True`."""

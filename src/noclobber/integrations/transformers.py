@@ -32,9 +32,8 @@ class NoclobberCallback(Watching, TrainerCallback):
     """Watch the first three steps, and then one of `every`. A step has all micro-batches that gradients add up over.
 
     A silent error is a ClobberWarning at the end of the first step that has it, and the logs get `noclobber/findings`:
-    how many findings there are. What was found is logged when the
-    training ends, also with an error, and is in `report` and `findings`. An in-place error of a watched step is
-    explained.
+    how many findings there are. What was found is logged when the training ends, also with an error, and is in `report`
+    and `findings`. An in-place error of a watched step is explained.
 
     `contents=True` compares the bytes that backward reads with the saved bytes, and not only their versions.
     """

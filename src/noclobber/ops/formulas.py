@@ -30,9 +30,7 @@ def _entries() -> Mapping[str, list[str]]:
         lines = [line for line in entry.splitlines() if not line.lstrip().startswith("#")]
         base = re.split(r"[.(]", lines[0])[0]
         camel = "".join(word.title() for word in base.split("_"))
-        while lines and not lines[-1].strip():
-            lines.pop()
-        entries.setdefault(camel, []).append("\n".join(lines))
+        entries.setdefault(camel, []).append("\n".join(lines).rstrip())
     return entries
 
 

@@ -76,9 +76,8 @@ class Process:
 
 def together(processes: Sequence[Process]) -> str:
     """Return where something was seen: "on ranks 0 to 7", "in `SpawnProcess-1` (pid 4711) and 3 more"."""
-    ranks = {one.rank for one in processes if one.rank is not None}
     if all(one.rank is not None and one.worker is None for one in processes):
-        return f"on {ranks_of(ranks)}"
+        return f"on {ranks_of({one.rank for one in processes})}"
     names = list(dict.fromkeys(one.described() for one in processes))
     return f"in {listed(few(names, MOST_NAMED))}"
 

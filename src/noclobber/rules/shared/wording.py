@@ -34,7 +34,7 @@ _PLAIN_NAMES = {
     "AccumulateGrad": "gradient accumulation",
 }
 _TRUE_DIGITS = ("Expm1", "Log2", "Exp2", "Log10", "Atan2", "Logaddexp2")
-_BUILDS_OF = ("Native", "Mkldnn", "Cudnn", "Miopen", "Mps")
+_BUILD = re.compile(r"^(?:Native|Mkldnn|Cudnn|Miopen|Mps)(?=.)")
 _RESULTS = re.compile(r"(result|output|values)\d*$")
 _INPUTS = ("self", "mat1", "x", "x1", "A", "logits")
 _STATISTICS = {"result1": "the mean of its input", "result2": "the variance of its input"}
@@ -78,10 +78,7 @@ def node_in_words(node: str) -> str:
         return _PLAIN_NAMES[name]
     if name.startswith("ScaledDotProduct"):
         return "scaled_dot_product_attention"
-    for build in _BUILDS_OF:
-        if name.startswith(build) and len(name) > len(build):
-            name = name.removeprefix(build)
-            break
+    name = _BUILD.sub("", name)
     if "BatchNorm" in name:
         return "batch_norm"
     return _PLAIN_NAMES.get(name) or snake(name)
