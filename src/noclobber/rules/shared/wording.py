@@ -12,8 +12,6 @@ WRITE_TO_VIEW = "torch::autograd::CopySlices"
 _BACKWARD = re.compile(r"Backward(?P<index>\d*)(_copy)?$")
 _PLAIN_NAMES = {
     "Addmm": "linear (addmm)",
-    "Linear": "linear",
-    "MkldnnLinear": "linear",
     "Mm": "matmul (mm)",
     "Bmm": "matmul (bmm)",
     "Mv": "matmul (mv)",
@@ -25,8 +23,7 @@ _PLAIN_NAMES = {
     "MaxPool3DWithIndices": "max_pool3d",
     "ThnnFusedLstmCell": "lstm_cell",
     "ThnnFusedGruCell": "gru_cell",
-    "CudnnRnn": "rnn",
-    "MkldnnRnnLayer": "lstm",
+    "RnnLayer": "lstm",
     "Convolution": "conv",
     "torch::autograd::CopyBackwards": "copy_",
     "CopyBackwards": "copy_",
@@ -74,8 +71,6 @@ def node_in_words(node: str) -> str:
     name = stem(node)
     if name.endswith("Backward"):
         return f"the backward of {node_in_words(name + '0')}"
-    if name in _PLAIN_NAMES:
-        return _PLAIN_NAMES[name]
     if name.startswith("ScaledDotProduct"):
         return "scaled_dot_product_attention"
     name = _BUILD.sub("", name)
