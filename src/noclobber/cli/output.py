@@ -10,8 +10,6 @@ FORMATS = ("full", "concise", "github", "sarif", "junit", "json", "html")
 DOCUMENTS = ("sarif", "junit", "json", "html")
 """The formats in which a report is a document, so that two in one stream are none."""
 SEPARATORS = tuple({"/", os.sep})
-
-
 _ENDINGS = {
     ".html": ("html",),
     ".json": ("json", "sarif"),

@@ -73,8 +73,6 @@ _DTYPES = (
     "float32", "float64", "float16", "bfloat16", "complex64", "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
 _SHAPE = re.compile(r"(?:([^\W\d]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?")
-
-
 _GIVER = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)\(\)=")
 
 

@@ -16,7 +16,6 @@ from noclobber.model.source import Site, Span, cell_of, source_line
 Role = Literal["write", "save", "read", "create", "inside"]
 Severity = Literal["error", "warning", "hint"]
 
-
 PUT_BACK = (
     "the tensor has its saved values at backward, so the gradient would be right; "
     "PyTorch raises because the version changed"

@@ -61,10 +61,8 @@ class Coverage:
     lost: tuple[Lost, ...] = ()
     backwards: int = 0
     """The backward calls that were checked to their end. Calls inside of another one are parts of it."""
-
     raised: int = 0
     """The backward calls that were checked until they raised an error."""
-
     fake: bool = False
     """Whether tensors had no values (`--fake`)."""
 
@@ -102,7 +100,6 @@ class Report:
     processes: tuple[Process, ...] = ()
     ledger: Ledger | None = None
     """Who kept the most bytes for backward in the first process, if that was asked for."""
-
     suppressed: tuple[Suppressed, ...] = ()
     pages: tuple[Page, ...] = ()
     """The pages of rules, for a format that brings them along. They are no part of the JSON."""

@@ -24,7 +24,6 @@ from noclobber.render.window.diff import changes
 
 MOST_ROWS = 8
 """Lines of a diff in an annotation, which is shown between the lines of a pull request."""
-
 _TOLD = {"save": "saved", "write": "written", "read": "read", "create": "created", "inside": "inside"}
 _LEVEL = {"error": "error", "warning": "warning", "hint": "notice"}
 

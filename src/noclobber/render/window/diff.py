@@ -15,7 +15,6 @@ from noclobber.render.window.snippet import CONTINUES, Frame, Row
 
 MOST_LINES = 10_000
 """An edit of more lines is not one of ours (a damaged report), and not worth the memory."""
-
 MOST_KEPT = 2
 """Lines between two changes that are shown; of more, there are points in their place."""
 
@@ -67,10 +66,8 @@ def changes(suggestion: Suggestion, finding: Finding) -> list[Change]:
 
 def _adds_lines(edit: Edit) -> bool:
     """Whole new lines before another: what that one says does not matter, so it may be missing."""
-    span = edit.span
-    return (span.line, span.column) == (span.end_line, span.end_column) == (span.line, 1) and edit.replacement[
-        -1:
-    ] == "\n"
+    span, text = edit.span, edit.replacement
+    return (span.line, span.column) == (span.end_line, span.end_column) == (span.line, 1) and text.endswith("\n")
 
 
 def _neighbours(edits: Iterable[Edit]) -> list[list[Edit]]:
