@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from noclobber.fix.edits.source import Source
 from noclobber.model.seen.hints import Spelling
 from noclobber.syntax.in_place import in_place
 from noclobber.syntax.tree import Place
 
-from .sources import PATH, parsed, span_of
+from .sources import edited, node_at, parsed
 
 EXPRESSION = Spelling("expression")
 
@@ -18,9 +17,8 @@ def rewritten(
     text: str, piece: str, op: str, argument: int = 0, spelling: Spelling = EXPRESSION, *, numbers: bool = False
 ) -> list[str]:
     file = parsed(text)
-    place = Place(file, file.at(span_of(text, piece)))
-    found = in_place(place, f"aten::{op}", argument, spelling, numbers=numbers)
-    return [Source(PATH, text, "utf-8").edited([one.edit]).text for one in found]
+    found = in_place(Place(file, node_at(file, piece)), f"aten::{op}", argument, spelling, numbers=numbers)
+    return [edited(file, [one.edit]) for one in found]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ def test_what_is_around_a_node() -> None:
     statement = file.statement(call)
     assert isinstance(statement, ast.Expr)
     assert [file.source(one) for one in file.block(statement)] == ["a.add_(1)", "a.sub_(1)"]
-    assert file.statement(node_at(file, ["a", "\n        g"][0])) is not call
 
 
 def test_the_head_of_a_loop_is_no_simple_statement() -> None:

@@ -6,31 +6,23 @@ import ast
 
 import pytest
 
-from noclobber.model.seen.operators import WITHOUT_TWIN
-from noclobber.model.source import Span
-from noclobber.syntax.tree import Place, parse
+from noclobber.syntax.tree import Place
 from noclobber.syntax.writes import Form, WriteSyntax, out_of_place, write_at
 
-
-def write(line: str, piece: str, before: str = "") -> WriteSyntax:
-    """The write at a piece of a line that stands below other lines."""
-    file = parse("train.py", f"{before}{line}\n")
-    assert file is not None
-    start, number = line.index(piece), before.count("\n") + 1
-    rows = piece.split("\n")
-    end = len(rows[-1]) + (start if len(rows) == 1 else 0) + 1
-    return write_at(Place(file, file.at(Span("train.py", number, start + 1, number + len(rows) - 1, end))))
+from . import sources
 
 
-def edited(line: str, piece: str | None = None, before: str = "") -> str | None:
+def write(line: str, piece: str) -> WriteSyntax:
+    """The write at a piece of a line."""
+    file = sources.parsed(f"{line}\n")
+    return write_at(Place(file, sources.node_at(file, piece)))
+
+
+def edited(line: str, piece: str | None = None) -> str | None:
     """The line after the edits for the write at `piece`; None where there are none."""
-    found = write(line, piece or line.strip(), before)
+    found = write(line, piece or line.strip())
     edits = out_of_place(found)
-    text, offset = found.file.text, found.file.offset
-    for one in sorted(edits, key=lambda edit: edit.span.column, reverse=True):
-        start, end = offset(one.span.line, one.span.column), offset(one.span.end_line, one.span.end_column)
-        text = text[:start] + one.replacement + text[end:]
-    return text[len(before) : -1] if edits else None
+    return sources.edited(found.file, edits).removesuffix("\n") if edits else None
 
 
 @pytest.mark.parametrize("symbol", ["+", "-", "*", "/", "//", "%", "@", "**", "&", "|", "^", "<<", ">>"])
@@ -148,7 +140,3 @@ def test_an_edit_may_span_lines() -> None:
 )
 def test_forms(line: str, piece: str, wanted: Form) -> None:
     assert write(line, piece).form is wanted, ast.dump(ast.parse(line))
-
-
-def test_names_without_a_twin_are_written_with_their_underscore() -> None:
-    assert all(name.endswith("_") for name in WITHOUT_TWIN)
