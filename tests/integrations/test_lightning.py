@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import noclobber
-from noclobber.integrations.lightning import METRIC, NoclobberCallback
+from noclobber.integrations.lightning import NoclobberCallback
+from noclobber.integrations.training import METRIC
 from noclobber.observe.arming import subscription
 from tests.integrations.logs import heard
 from tests.tensors import all_equal

@@ -11,8 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from noclobber.integrations.training import METRIC as METRIC
-from noclobber.integrations.training import Watching
+from noclobber.integrations.training import METRIC, Watching
 
 _log = logging.getLogger("lightning.pytorch")
 
