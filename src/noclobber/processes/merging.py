@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 from noclobber.model.reports.checkout import in_checkout
 from noclobber.model.reports.finding import Finding
 from noclobber.model.reports.process import Process, State, ranks_of, together
-from noclobber.model.reports.report import (
-    Coverage,
-    Lost,
-    Report,
-    ReportError,
-    checked,
-    json_in,
-    unseen_in_words,
-)
+from noclobber.model.reports.report import Coverage, Lost, Report, ReportError, checked, json_in, unseen_in_words
 from noclobber.processes.alive import state_of
 from noclobber.processes.children import starts_program_in_python
 from noclobber.processes.journal import FINDING, FORMAT, SUFFIX

@@ -141,11 +141,7 @@ def _folding(finding: Finding, report: Report, known: Iterable[str]) -> str:
         "times": f"{finding.count} times" if finding.count > 1 else "",
     }
     line = "".join(f"<span class='{name}'>{text}</span>" for name, text in parts.items() if text)
-    about = {
-        "code": visible(finding.code),
-        "file": _file(finding),
-        "process": "\n".join(_processes(finding, report)),
-    }
+    about = {"code": visible(finding.code), "file": _file(finding), "process": "\n".join(_processes(finding, report))}
     data = "".join(f" data-{name}='{escape(value)}'" for name, value in about.items())
     is_open = " open" * (len(report.findings) <= MOST_OPEN)
     summary = f"<summary>{_code(finding, known)}{line}</summary>"
