@@ -30,17 +30,12 @@ Notes
 from __future__ import annotations
 
 from noclobber.model.seen.events import Refusal
-from noclobber.rules.shared.refusing import Text, writes_it
+from noclobber.rules.shared.refusing import READERS, Text, writes_it
 from noclobber.rules.shared.wording import op_in_words
 
 _CUT_OFF = "backward would continue into the history that `detach_` cut off"
 _UNSEEN = "noclobber did not see the write. It happened after the save and before backward"
-_WORDS = {
-    "save": "it is saved here",
-    "backward": "backward reads it here",
-    "grad": "`autograd.grad` reads it here",
-    "access": "it is used here",
-}
+_WORDS = {**READERS, "save": "it is saved here", "access": "it is used here"}
 
 
 def _told(refusal: Refusal) -> str:

@@ -15,7 +15,7 @@ from noclobber.rules.shared.texts import is_in
 from noclobber.rules.shared.wording import op_in_words
 
 _ROLES: dict[str, Role] = {"write": "write", "save": "save", "backward": "read", "grad": "read", "access": "read"}
-_READERS = {"backward": "backward reads it here", "grad": "`autograd.grad` reads it here"}
+READERS = {"backward": "backward reads it here", "grad": "`autograd.grad` reads it here"}
 _UNSEEN = "noclobber did not see the write. It happened after the view was made and before this line"
 
 
@@ -114,5 +114,5 @@ def _labels(refusal: Refusal, told: str, created: str, surfaced: str) -> tuple[L
         found.append(label("write", refusal.overwritten, "and it is overwritten here"))
     later = refusal.site
     if later is not None and later not in (site, refusal.created, refusal.saved):
-        found.append(label("read", later, surfaced or _READERS.get(refusal.call, "the error surfaces here")))
+        found.append(label("read", later, surfaced or READERS.get(refusal.call, "the error surfaces here")))
     return (*found, *inside_label(site, "the write runs here" if role == "write" else "it runs here"))
