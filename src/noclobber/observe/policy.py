@@ -25,7 +25,7 @@ from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.describe import clobbers, holders, refusals, torch_messages
 from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import before_2_12
-from noclobber.observe.torch_api.autograd import engine_state, graph
+from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint, fingerprint_aside, same
@@ -182,7 +182,7 @@ def read(context: Context, handle: Handle, digest: Digest, preserved: bool) -> t
         return handle.kept
     if not preserved and _is_refused(handle, node):
         error = ClobberError(refusals.DETACHED)
-        context.core.guarded(lambda: refusals.remember(error, refusals.refusal_of_read(handle, str(error), reading())))
+        context.core.guarded(lambda: refusals.remember(error, refusals.refusal_of_read(handle, reading())))
         raise error
     call = here()
     moved = int(alias._version) != handle.version
@@ -292,16 +292,14 @@ def _has_failed(context: Context, call: Backward, error: RuntimeError) -> None:
     event, message = refusals.remembered(error), str(error)
     if torch_messages.is_stale(message) and not isinstance(event, Refusal):
         seen = error.handles if isinstance(error, ClobberError) else set[int]()
-        others = clobbers.stale_saves(graph.roots_of(call.outputs), call, context.memory, seen)
+        others = clobbers.stale_saves(call, context.memory, seen)
         if event is None and others:
             refusals.remember(error, others[0])
         context.bus.tell(others, error)
     elif event is None and refusals.is_freed(message):
-        roots = graph.roots_of(call.outputs)
-        refusals.remember(error, refusals.refusal_of_freed(message, roots, call, context.memory))
+        refusals.remember(error, refusals.refusal_of_freed(message, call, context.memory))
     elif event is None and message == refusals.DETACHED:
-        roots = graph.roots_of(call.outputs)
-        refusals.remember(error, refusals.refusal_of_detached(message, roots, call, context.memory))
+        refusals.remember(error, refusals.refusal_of_detached(call, context.memory))
 
 
 def _settle(context: Context, call: Backward) -> ClobberError | None:

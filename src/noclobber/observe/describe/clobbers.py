@@ -324,12 +324,8 @@ def _written_by(node: Node | None, handle: Handle, key: int | None, version: int
         return []
     written = Written(f"{op}_" if op else "", ((0, "self"),), uncounted=False)
     where = geometry(handle.alias)
-    return [
-        (
-            Record(written, handle.place, key or 0, version, where, None, False, handle.node, handle.moment, True),
-            version,
-        )
-    ]
+    record = Record(written, handle.place, key or 0, version, where, None, 0, handle.node, handle.moment, True)
+    return [(record, version)]
 
 
 def _from_recent(memory: Memory, key: int | None, version: int, current: int) -> list[tuple[Record, int]]:
@@ -401,12 +397,12 @@ def _via(record: Record, counted: bool) -> Via:
     return "step" if record.step is not None else "operator"
 
 
-def stale_saves(roots: list[Node], backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
-    """Return the stale saves of a graph, except the handles whose ids are in `seen`; adds the ids of the others.
+def stale_saves(backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
+    """Return the stale saves of a call's graph, except the handles whose ids are in `seen`; adds the ids of the others.
 
     Handles are stale by their version, other saves by PyTorch's own check.
     """
-    found = []
+    roots, found = graph.roots_of(backward.outputs), []
     for node in graph.walk(roots):
         for saved in graph.saves_of_or_gone(node):
             held = graph.content(saved)
@@ -414,20 +410,15 @@ def stale_saves(roots: list[Node], backward: Backward, memory: Memory, seen: set
                 seen.add(id(held))
                 if int(held.alias._version) != held.version:
                     found.append(clobber_of(held, node, backward, memory))
-    for stale in graph.stale(roots):
-        found.append(_clobber_of_stale(stale, backward, memory))
-    return found
+    return found + [_clobber_of_stale(stale, backward, memory) for stale in graph.stale(roots)]
 
 
 def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) -> Clobber:
     node, field = stale.saved.node, stale.saved.field
     key = storages.storage_key(stale.tensor)
     tensor = tensor_of(stale.tensor)
-    number = node._sequence_nr()
-    place = memory.place_of(number)
-    save = Save(
-        node.name(), field, tensor, stale.expected, site_of(place), is_output=graph.output_of(node, field) is not None
-    )
+    number, is_output = node._sequence_nr(), graph.output_of(node, field) is not None
+    save = Save(node.name(), field, tensor, stale.expected, site_of(memory.place_of(number)), is_output)
     entries = [entry for entry in _from_recent(memory, key, stale.expected, stale.current) if entry[0].node > number]
     message = torch_messages.stale_message(
         stale.tensor, torch_messages.produced(stale.tensor), stale.current, stale.expected

@@ -160,8 +160,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     )
     if (seen := seen_at(place)) is None:
         return refusal
-    told = replace(refusal, holders=seen.holders, is_widest=seen.is_widest)
-    return replace(told, modules=seen.modules, calls=seen.calls)
+    return replace(refusal, holders=seen.holders, is_widest=seen.is_widest, modules=seen.modules, calls=seen.calls)
 
 
 def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
@@ -192,17 +191,17 @@ OVERLAPPING = ("fill_", "zero_", "index_fill_", "index_put_", "masked_fill_", "f
 """Operators that write tensors whose elements share memory; others refuse that (torch 2.13, the same test)."""
 
 
-def refusal_of_read(handle: Handle, message: str, backward: Backward) -> Refusal:
-    """Return the refusal to unpack a save for another reason than its version."""
+def refusal_of_read(handle: Handle, backward: Backward) -> Refusal:
+    """Return the refusal to unpack a save that was detached in place."""
     suspect = handle.suspect
     if suspect is None or not suspect.detached:
-        return _refusal_of_detached(message, backward, handle.place, None)
+        return _refusal_of_detached(backward, handle.place, None)
     others = [record.place for record, _ in suspect.writes if not record.written.detaches]
-    refusal = _refusal_of_detached(message, backward, handle.place, suspect.detached_at)
+    refusal = _refusal_of_detached(backward, handle.place, suspect.detached_at)
     return replace(refusal, overwritten=site_of(others[-1])) if others else refusal
 
 
-def refusal_of_detached(message: str, roots: list[Node], backward: Backward, memory: Memory) -> Refusal:
+def refusal_of_detached(backward: Backward, memory: Memory) -> Refusal:
     """Return the refusal of a backward to unpack a save of PyTorch's own that was detached in place.
 
     Of the saves that may be meant the newest is: the engine runs newer nodes first.
@@ -210,14 +209,14 @@ def refusal_of_detached(message: str, roots: list[Node], backward: Backward, mem
     detached = [record for record in memory.recent if record.written.detaches]
     found = [
         (saved.node._sequence_nr(), record)
-        for node in graph.walk(roots)
+        for node in graph.walk(graph.roots_of(backward.outputs))
         for saved in graph.saves_of_or_gone(node)
         for record in detached
         if record.node > node._sequence_nr() and _is_cut_off(graph.content(saved), record.key)
     ]
     number, last = max(found, key=lambda one: (one[0], one[1].moment), default=(None, None))
     saved = None if number is None else memory.place_of(number)
-    return _refusal_of_detached(message, backward, saved, last and last.place)
+    return _refusal_of_detached(backward, saved, last and last.place)
 
 
 def _is_cut_off(saved: object, key: int) -> bool:
@@ -227,19 +226,19 @@ def _is_cut_off(saved: object, key: int) -> bool:
     return not saved._is_view() and saved.grad_fn is None
 
 
-def _refusal_of_detached(message: str, backward: Backward, saved: Place | None, detached: Place | None) -> Refusal:
+def _refusal_of_detached(backward: Backward, saved: Place | None, detached: Place | None) -> Refusal:
     op = "aten::detach_" if detached is not None else None
     site, written = site_of(backward.place), site_of(detached)
-    return Refusal(message, site, op, saved=site_of(saved), written=written, call="backward")
+    return Refusal(DETACHED, site, op, saved=site_of(saved), written=written, call="backward")
 
 
-def refusal_of_freed(message: str, roots: list[Node], backward: Backward, memory: Memory) -> Refusal:
+def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusal:
     """Return the refusal of a backward that reached a freed graph.
 
     It says where the newest freed node saved, and whether the root itself is from before the last backward: of this
     line, if it has run one.
     """
-    boundaries = memory.thread.boundaries
+    roots, boundaries = graph.roots_of(backward.outputs), memory.thread.boundaries
     _, last = boundaries.get(identity(backward.place), (None, 0))
     boundary = last or memory.thread.boundary
     numbers = [node._sequence_nr() for node in roots if node._sequence_nr() != graph.UNNUMBERED]

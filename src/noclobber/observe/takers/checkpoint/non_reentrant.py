@@ -291,7 +291,7 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
             handle = save.data if isinstance(save, saved_tensor) else None
             if isinstance(handle, Handle) and had_node and tensor.grad_fn is None and not context.keeping:
                 error = ClobberError(refusals.DETACHED)
-                refusals.remember(error, refusals.refusal_of_read(handle, refusals.DETACHED, reading()))
+                refusals.remember(error, refusals.refusal_of_read(handle, reading()))
                 raise error
 
     way.patches.put(frame_type, "save_inputs", save_inputs)
