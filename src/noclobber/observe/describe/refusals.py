@@ -143,7 +143,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
     name = name_of(tensor, frame)
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape, kind = shape_of(tensor), name.kind if name else "tensor"
-    whole = tensor if tensor._base is None else tensor._base
+    whole = tensor_state.whole(tensor)
     if isinstance(whole, torch.nn.Parameter):
         kind = "parameter"
     about = Tensor(shape, dtype, str(tensor.device), name and name.text, kind)

@@ -15,6 +15,7 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.observe.torch_api.autograd.engine_state import backward_call
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
+from noclobber.observe.torch_api.tensors.tensor_state import is_computed
 from noclobber.observe.witness.layout import geometry, region, strided
 
 _MOST_FRAMES = 40
@@ -62,7 +63,7 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
             elif (best is None or not best.text.strip("_0123456789")) and isinstance(value, torch.Tensor):
                 if value is tensor or (where is not None and is_on(value) and _place(value) == where):
                     is_parameter = isinstance(value, torch.nn.Parameter)
-                    best = Name(label, "parameter" if is_parameter else "tensor", "." in label and _is_in_graph(value))
+                    best = Name(label, "parameter" if is_parameter else "tensor", "." in label and is_computed(value))
                 elif is_on(_gradient(value)):
                     best = Name(f"{label}.grad", "tensor")
     return best
@@ -114,15 +115,10 @@ def _in_module(label: str, module: torch.nn.Module, is_on: Callable[[object], bo
             return Name(f"{label}.{name}.grad", "tensor")
     for name, buffer in module.named_buffers():
         if is_on(buffer):
-            return Name(f"{label}.{name}", "buffer", _is_in_graph(buffer))
+            return Name(f"{label}.{name}", "buffer", is_computed(buffer))
     for name, child in module.named_modules():
         for attribute, value in vars(child).items():
             if is_on(value):
                 path = f"{name}.{attribute}" if name else attribute
-                return Name(f"{label}.{path}", "tensor", _is_in_graph(value))
+                return Name(f"{label}.{path}", "tensor", is_computed(value))
     return None
-
-
-def _is_in_graph(value: torch.Tensor) -> bool:
-    """Return True if a tensor is in a graph; False for a view: to ask for its node can change the program."""
-    return value.requires_grad and not value._is_view() and value.grad_fn is not None

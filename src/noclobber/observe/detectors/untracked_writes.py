@@ -190,7 +190,7 @@ class UntrackedWrites:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def taken_out(self, tensor: torch.Tensor, key: int, how: Alias) -> None:
-        whole = _whole(tensor)
+        whole = tensor_state.whole(tensor)
         if self._is_given(key) or (target := _target(whole)) is None:
             return
         self._context.attend(self._look, (target.key,))
@@ -267,7 +267,7 @@ class UntrackedWrites:
     def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How, bool] | None:
         """Return the tensor of the graph that a write goes to, how the write is hidden from autograd, and whether a
         graph depended on the tensor before. None where no such tensor is known."""
-        if not torch.is_grad_enabled() and (target := _target(_whole(tensor))) is not None:
+        if not torch.is_grad_enabled() and (target := _target(tensor_state.whole(tensor))) is not None:
             return target, "inference_mode" if torch.is_inference_mode_enabled() else "no_grad", True
         if tensor.requires_grad:
             return None
@@ -432,13 +432,6 @@ def _drop(those: deque[T], one: T) -> None:
 def _write(unseen: _Unseen, tensor: Tensor) -> Write:
     via: Via = "set_data" if unseen.how == "assigned" else "data" if unseen.how == "data" else "operator"
     return replace(clobbers.write_of(unseen.record, tensor), via=via, version_after=None)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a tensor is a view of. The node of a view must not be read: reading `grad_fn` of a view can make a
-    failing program pass (torch 2.13; tests/observe/test_never_wrong.py)."""
-    base = tensor._base if tensor._is_view() else None
-    return tensor if base is None else base
 
 
 def _target(tensor: torch.Tensor) -> _Target | None:

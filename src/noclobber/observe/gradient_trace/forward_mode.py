@@ -25,7 +25,7 @@ from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.local_numbers import dense, parts
-from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
+from noclobber.observe.torch_api.tensors.tensor_state import tensors_in, whole
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2
@@ -204,7 +204,7 @@ def is_on(tensor: torch.Tensor, written: torch.Tensor) -> bool:
 
 def _is_of_leaf(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is a view of a leaf: it requires a gradient too, even where none is recorded."""
-    base = tensor._base if tensor._is_view() else None
+    base = tensor._base
     return base is not None and base.requires_grad and base.is_leaf
 
 
@@ -387,7 +387,7 @@ class MovedAtFirst(Moved):
 
     def _called(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         used, is_off = list(tensors_in(args, kwargs)), not torch.is_grad_enabled()
-        written = list(tensors_in(args[:1], {})) if is_off and _writes(func) else []
+        written = list(tensors_in(args[:1])) if is_off and _writes(func) else []
         targets = set(map(id, written))
         for tensor in used:
             if getattr(func, "__name__", "") == "detach" or id(tensor) in targets:
@@ -397,7 +397,7 @@ class MovedAtFirst(Moved):
             elif not tensor.requires_grad and id(tensor) in self._leaves:
                 self._leave(tensor)
         made_of = set[int]().union(*map(self._sources, used)) if is_off else set[int]()
-        into = {id(whole) for one in written if (whole := _whole(one)).is_leaf and whole.requires_grad}
+        into = {id(base) for one in written if (base := whole(one)).is_leaf and base.requires_grad}
         if self._is_late:
             self._read |= made_of
             self._wrote |= into
@@ -416,16 +416,11 @@ class MovedAtFirst(Moved):
 
     def _sources(self, tensor: torch.Tensor) -> set[int]:
         if tensor.requires_grad:
-            whole = _whole(tensor)
-            self._known[id(whole)] = whole
-            return {id(whole)}
+            base = whole(tensor)
+            self._known[id(base)] = base
+            return {id(base)}
         known = self._made_of.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else set()
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a tensor is a view of, or the tensor itself."""
-    return tensor if tensor._base is None else tensor._base
 
 
 def _writes(func: Callable[..., object]) -> bool:

@@ -23,7 +23,7 @@ from noclobber.observe.core.seen.sites import Place, site_of
 from noclobber.observe.describe.called import modules_called
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.frames import frame_above
-from noclobber.observe.torch_api.tensors import storages
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.local_numbers import parts
 
 Lives = Literal["", "parameter", "buffer"]
@@ -172,9 +172,11 @@ def _lives(tensor: torch.Tensor | None, key: int, modules: Sequence[torch.nn.Mod
 
     A buffer is one of a module that is being called, or of a module inside the innermost one. `key` is the storage's.
     """
-    whole = tensor._base if tensor is not None and tensor._base is not None else tensor
-    if whole is None or whole.requires_grad or isinstance(whole, torch.nn.Parameter):
-        return "parameter" if whole is not None and whole.is_leaf else ""
+    if tensor is None:
+        return ""
+    whole = tensor_state.whole(tensor)
+    if whole.requires_grad or isinstance(whole, torch.nn.Parameter):
+        return "parameter" if whole.is_leaf else ""
     outer = itertools.chain.from_iterable(one.buffers(recurse=False) for one in modules[:-1])
     inner = itertools.chain.from_iterable(one.buffers() for one in modules[-1:])
     return "buffer" if any(storages.storage_key(one) == key for one in (*outer, *inner)) else ""

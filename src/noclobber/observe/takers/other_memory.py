@@ -175,7 +175,7 @@ def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor
         handles = [handle for handle in handles if not is_result(handle, producer)]
     reread = key is not None and context.memory.is_reread(key)
     tensors = key is not None and isinstance(value, torch.Tensor)
-    cuts = tensors and (value.requires_grad or _is_computed(tensor))
+    cuts = tensors and (value.requires_grad or tensor_state.is_computed(tensor))
     if not handles and not reread and not cuts:
         return []
     noted = record(_ASSIGNED, tensor, key or 0, caller(), context.thread)
@@ -185,11 +185,6 @@ def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor
         context.untracked.assigned(noted, tensor, value)
     policy.meet(context, handles, tensor, noted)
     return [(tensor, handle) for handle in handles]
-
-
-def _is_computed(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor is an output in a graph and no view. The node of a view must not be read."""
-    return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
 
 
 def _about_to_swap(context: Context, tensor: torch.Tensor) -> list[Moved]:

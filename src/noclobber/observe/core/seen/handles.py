@@ -280,7 +280,7 @@ def note_base(handles: list[Handle], tensor: torch.Tensor) -> None:
     """
     if tensor.requires_grad:
         return
-    base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    base = tensor_state.whole(tensor)
     for handle in handles:
         if type(handle) is not Handle and handle() is None:
             marked = handle.suspected()

@@ -43,9 +43,23 @@ def tensors_in(*values: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(*value.values())
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a tensor is a view of, or the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_computed(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is an output in a graph and no view.
+
+    The node of a view must not be read: reading `grad_fn` of a view can make a failing program pass (torch 2.13;
+    tests/observe/test_never_wrong.py).
+    """
+    return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
+
+
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Return True for a leaf. A view is asked for its base and not for its node, which PyTorch may refuse."""
-    base = tensor._base if tensor._is_view() else None
+    base = tensor._base
     return tensor.is_leaf if base is None else not base.requires_grad
 
 
