@@ -55,7 +55,6 @@ class FakeRun:
         self._ranks = ranks.Ranks(order.world_size, order.rank, self.devices)
         self._patches = Patches()
         self._at_end = contextlib.ExitStack()
-        self._is_on = False
         self._thread = 0
         self.elsewhere = 0
         """Backward calls of other threads, whose tensors have values: modes are a thread's own."""
@@ -94,26 +93,14 @@ class FakeRun:
         self._at_end.enter_context(torch.compiler.set_stance("force_eager"))
         self._at_end.callback(self._ranks.end)
         self._ranks.begin()
-        self._enter()
+        self._at_end.enter_context(self._mode)
+        self._at_end.enter_context(self._playing)
 
     def end(self) -> None:
-        self._leave()
         self._at_end.close()
         self._patches.undo()
         self._mode.put_back()
         _active.remove(self)
-
-    def _enter(self) -> None:
-        if not self._is_on:
-            self._is_on = True
-            self._mode.__enter__()
-            self._playing.__enter__()  # type: ignore[no-untyped-call]
-
-    def _leave(self) -> None:
-        if self._is_on:
-            self._is_on = False
-            self._playing.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._mode.__exit__(None, None, None)
 
     def _played(self, native: Callable[..., Any]) -> Callable[..., Any]:
         """Return a backward call that plays the device in hooks and regions that run again: PyTorch takes the mode away
