@@ -204,7 +204,6 @@ _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]
 
 def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
     """Let fake tensors say where the program thinks that they lie, and hand out stand-ins for their values."""
-
     native_ptr: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.data_ptr
 
     def device(self: FakeTensor) -> torch.device:

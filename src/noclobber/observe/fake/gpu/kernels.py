@@ -58,7 +58,7 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         if not (is_on(kind, query, key, value) and _fits(query, key, value)):  # also parts of a DTensor
             return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if torch.is_autocast_enabled(kind):
@@ -67,7 +67,7 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
         heads = query.shape[1]
         if attn_mask is None and query.dtype in HALVES and query.shape[-1] <= _LARGEST_HEAD:
             flash = aten._scaled_dot_product_flash_attention
-            return _first(flash(query, key, value, dropout_p, is_causal, scale=scale))
+            return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
         if key.shape[1] != heads:
             times = heads // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
@@ -78,7 +78,7 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
             attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
         keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
         efficient = aten._scaled_dot_product_efficient_attention
-        return _first(efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale))
+        return efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]
 
     patches.put(private.lookup("_VF"), "dropout", dropout)
     patches.put(torch, "dropout", dropout)
@@ -98,7 +98,3 @@ def is_on(kind: str, *given: object) -> bool:
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Return True if a GPU has a kernel for these heads that keeps no matrix of all pairs."""
     return query.dim() == 4 and query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
-
-
-def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return outputs[0]
