@@ -126,12 +126,12 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     alias = handle.alias
     current, version = int(alias._version), handle.version
     key = storages.storage_key(alias)
-    save = _with_gradient(_save(handle, node, version, tensor_of(alias)), handle, node)
-    entries = _between(memory, handle, handle.writes, key, version, current)
+    save = _with_gradient(_save(handle, node, tensor_of(alias)), handle, node)
+    entries = _between(memory, handle, key, current)
     if not entries and save.tensor.name and save.tensor.name.endswith(".grad"):
-        entries = _accumulated(memory, handle, key, version)
+        entries = _accumulated(memory, handle, key)
     if current != version and not save.is_output and not any(before == version for _, before in entries):
-        entries = _written_by(node, handle, key, version) + entries
+        entries = _written_by(node, handle, key) + entries
     writes = writes_of(entries, current, save.tensor)
     message = None
     if current != version:
@@ -148,15 +148,14 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         made = node if save.is_output else graph.source_of(node, save.field)[0]
         writes = _with_unseen(writes, handle, made, save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
-    stepped = any(write.step for write in writes)
     read = read_of(backward, node.name() if node is not None else "")
-    read = replace(read, calls=calls_to(backward.frame)) if stepped else read
-    if stepped and backward.optimizers is None:
-        backward.optimizers = optimizers(sys._getframe(1))
     found = Clobber(save, writes, read, current, message, restored)
-    if not stepped:
+    if not any(write.step for write in writes):
         return found
-    return _with_carried(replace(found, optimizers=backward.optimizers or ()), key, node, backward, memory)
+    if backward.optimizers is None:
+        backward.optimizers = optimizers(sys._getframe(1))
+    found = replace(found, read=replace(read, calls=calls_to(backward.frame)), optimizers=backward.optimizers)
+    return _with_carried(found, key, node, backward, memory)
 
 
 def _with_carried(found: Clobber, key: int | None, node: Node | None, backward: Backward, memory: Memory) -> Clobber:
@@ -216,8 +215,7 @@ def clobber_to_come(handle: Handle, target: torch.Tensor, record: Record) -> Clo
     node = producer if producer is not None and field_of(handle, producer) else None
     version = int(handle.alias._version)
     counted = not record.written.uncounted and tensor_state.share_version(target, handle.alias)
-    known = tensor_of(handle.alias)
-    save = _save(handle, node, handle.version, known)
+    save = _save(handle, node, tensor_of(handle.alias))
     writes = writes_of([(record, version)], version + counted, save.tensor)
     return Clobber(save, writes, Read(save.node), version + counted, STOPPED if counted else None, stopped=True)
 
@@ -243,11 +241,11 @@ def settled(waiting: list[Later]) -> list[Clobber | None]:
 
 def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward, memory: Memory) -> Later:
     """Return what is known of a read on a device before its bytes have been compared."""
-    alias, version = handle.alias, handle.version
-    save, current = _save(handle, node, version, unnamed(alias)), int(alias._version)
+    alias = handle.alias
+    save, current = _save(handle, node, unnamed(alias)), int(alias._version)
     reader = node.name() if node is not None else ""
     shown, key, place = weak(alias, geometry(alias)), storages.storage_key(alias), handle.place
-    entries = _between(memory, handle, list(handle.writes), key, version, current)
+    entries = _between(memory, handle, key, current)
 
     def clobber() -> Clobber:
         tensor = shown()
@@ -272,8 +270,8 @@ def weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | N
     return lambda: None if strided(where) is None else tensor_on(storage, where)
 
 
-def _save(handle: Handle, node: Node | None, version: int, tensor: Tensor) -> Save:
-    site = site_of(handle.place)
+def _save(handle: Handle, node: Node | None, tensor: Tensor) -> Save:
+    site, version = site_of(handle.place), handle.version
     if isinstance(handle, handles.Argument):
         return Save("", "argument", tensor, version, site)
     field, name = handle.field or field_of(handle, node), node.name() if node is not None else ""
@@ -290,25 +288,23 @@ def _with_gradient(save: Save, handle: Handle, node: Node | None) -> Save:
     return replace(save, is_constant=is_constant, is_leaf=graph.is_leaf(node, save.field))
 
 
-def _between(
-    memory: Memory, handle: Handle, met: list[tuple[Record, int]], key: int | None, version: int, current: int
-) -> list[tuple[Record, int]]:
+def _between(memory: Memory, handle: Handle, key: int | None, current: int) -> list[tuple[Record, int]]:
     """Return the writes that met a save and those that moved its version, each with the version before it."""
-    entries = met
-    if current != version:
-        recent = _from_recent(memory, key, version, current)
-        moved = [entry for entry in recent if entry[0].moment > handle.moment]
-        if not any(before == version for _, before in moved):  # then it may be the write that was seen last before
-            earlier = [entry for entry in recent if entry[0].moment <= handle.moment]
-            moved += [one for one in earlier[-1:] if torch_messages.is_by_its_own_operator(one[0], handle)]
-        # Of two writes at one version, the write to a tensor in the graph comes later: it moves the version.
-        seen = {noted.moment for noted, _ in met}
-        moved = [entry for entry in moved if entry[0].moment not in seen]
-        entries = sorted(met + moved, key=lambda entry: (entry[1], not entry[0].written.uncounted))
-    return entries
+    met, version = list(handle.writes), handle.version
+    if current == version:
+        return met
+    recent = _from_recent(memory, key, version, current)
+    moved = [entry for entry in recent if entry[0].moment > handle.moment]
+    if not any(before == version for _, before in moved):  # then it may be the write that was seen last before
+        earlier = [entry for entry in recent if entry[0].moment <= handle.moment]
+        moved += [one for one in earlier[-1:] if torch_messages.is_by_its_own_operator(one[0], handle)]
+    # Of two writes at one version, the write to a tensor in the graph comes later: it moves the version.
+    seen = {noted.moment for noted, _ in met}
+    moved = [entry for entry in moved if entry[0].moment not in seen]
+    return sorted(met + moved, key=lambda entry: (entry[1], not entry[0].written.uncounted))
 
 
-def _written_by(node: Node | None, handle: Handle, key: int | None, version: int) -> list[tuple[Record, int]]:
+def _written_by(node: Node | None, handle: Handle, key: int | None) -> list[tuple[Record, int]]:
     """Return the write of the operator that made a save and put the tensor into the graph: `t.addcmul_(t, w)`.
 
     Only writes to tensors in the graph are remembered that meet no save yet. A node of a write through a view does not
@@ -323,7 +319,7 @@ def _written_by(node: Node | None, handle: Handle, key: int | None, version: int
     if op is None or target is None or not torch_messages.made_by(target, node):
         return []
     written = Written(f"{op}_" if op else "", ((0, "self"),), uncounted=False)
-    where = geometry(handle.alias)
+    where, version = geometry(handle.alias), handle.version
     record = Record(written, handle.place, key or 0, version, where, None, 0, handle.node, handle.moment, True)
     return [(record, version)]
 
@@ -340,12 +336,12 @@ def _from_recent(memory: Memory, key: int | None, version: int, current: int) ->
 _ACCUMULATION = Written("aten::add_", ((0, "self"),), uncounted=False)
 
 
-def _accumulated(memory: Memory, handle: Handle, key: int | None, version: int) -> list[tuple[Record, int]]:
+def _accumulated(memory: Memory, handle: Handle, key: int | None) -> list[tuple[Record, int]]:
     """Return the backward calls since the save as writes to the gradient of a leaf: they added to it."""
     since = [(when, place) for when, place in memory.accumulated if when > handle.moment]
     return [
-        (Record(_ACCUMULATION, place, key or 0, version + index, None, None, 1, 0, when, False), version + index)
-        for index, (when, place) in enumerate(since)
+        (Record(_ACCUMULATION, place, key or 0, version, None, None, 1, 0, when, False), version)
+        for version, (when, place) in enumerate(since, handle.version)
     ]
 
 
