@@ -294,7 +294,7 @@ class Evidence:
                 for name, leaf in call.named.items()
                 if storages.storage_key(leaf) is not None
             )
-            self._modules.update((name, weakref.ref(module)) for name, module in call.modules.items())
+            self._modules.update((name, weakref.ref(module)) for name, module in call.found.modules.items())
             if self._fresh is not None:
                 call.hooks += self._fresh.cut(roots)
             try:
@@ -337,24 +337,19 @@ class Evidence:
 
     def _read(self, leaf: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Record that the program reads the gradient of a leaf, and on which line; not that an optimizer does."""
-        frames = outward(sys._getframe(2))
-        first = next(frames)
-        frame: FrameType | None = first
-        while frame is not None and owner_of(frame.f_code.co_filename) is not Owner.USER:
-            frame = next(frames, None)
-        reader = first.f_code.co_filename
+        frame = sys._getframe(2)
+        reader = frame.f_code.co_filename
         by = owner_of(reader)
         is_aside = by is Owner.NOCLOBBER or (by is Owner.TORCH and f"{os.sep}optim{os.sep}" in reader)
-        if gradient is None or frame is None or is_aside or storages.storage_key(leaf) is None:
+        if gradient is None or is_aside or storages.storage_key(leaf) is None:
             return gradient
         if os.getpid() != self._process or self._reads >= _MOST_READ:
             return gradient
         memory = storages.storage_ref(leaf).cdata
         name = next((name for name, (own, _) in self._named.items() if own.cdata == memory and not own.expired()), "")
-        if name:
+        if name and (at := _users_line(frame)) is not None:
             self._reads += 1
             with torch.no_grad():
-                at = (os.path.realpath(frame.f_code.co_filename), frame.f_lineno)
                 self.events.append({"kind": "read", "leaf": name, "at": at, "gradient": sketch(gradient)})
         return gradient
 
@@ -363,8 +358,7 @@ class Evidence:
         if os.getpid() != self._process or self._wanted != "gradients":
             return
         parameters, named = self._stepped_by(optimizer)
-        frames = (one for one in outward(sys._getframe()) if owner_of(one.f_code.co_filename) is Owner.USER)
-        at = next(((os.path.realpath(one.f_code.co_filename), one.f_lineno) for one in frames), ("", 0))
+        at = _users_line(sys._getframe()) or ("", 0)
         keys = {storages.storage_ref(one).cdata for one in parameters if storages.storage_key(one) is not None}
         names = [name for name, (memory, _) in self._named.items() if memory.cdata in keys and not memory.expired()]
         with torch.no_grad():
@@ -380,7 +374,7 @@ class Evidence:
             held = [sketch(parameter) for parameter in parameters]
             for parameter in parameters:
                 state = dict(sorted(optimizer.state.get(parameter, {}).items()))
-                held += [sketch(value) for _, value in leaf_names.held_by("", state)]
+                held += [sketch(value) for value in leaf_names.held_by(state)]
             self.events.append({"kind": "stepped", "optimizer": named, "held": held})
 
     def _stepped_by(
@@ -393,6 +387,12 @@ class Evidence:
         names = {id(one): f"{number}.{name}" for number, each in modules for name, one in each._parameters.items()}
         shapes = [tuple(parameter.shape) for parameter in parameters]
         return parameters, (type(optimizer).__name__, shapes, [names.get(id(one), "") for one in parameters])
+
+
+def _users_line(frame: FrameType) -> tuple[str, int] | None:
+    """Return the file and the line of the program that led to a frame; None if there is none in this thread."""
+    frames = (one for one in outward(frame) if owner_of(one.f_code.co_filename) is Owner.USER)
+    return next(((os.path.realpath(one.f_code.co_filename), one.f_lineno) for one in frames), None)
 
 
 class _Call:
@@ -420,7 +420,6 @@ class _Call:
         self._leaves: list[tuple[Sketch | None, str, list[Seen]]] = []
         self.hooks: list[RemovableHandle] = []
         found = self.found = leaf_names.names()
-        self.modules = found.modules
         self.named: dict[str, torch.Tensor] = {}
         leaves = set[int]()
         for node in graph.walk(roots):
@@ -464,8 +463,7 @@ class _Call:
             for gradient, leaf in zip(result or (), self._asked, strict=False):
                 if gradient is not None:
                     self._measure(gradient, leaf)
-        measured = [forward_mode.total(list(parts)) for parts in zip(*self._measured, strict=True)]
-        with torch.no_grad():
+            measured = [forward_mode.total(list(parts)) for parts in zip(*self._measured, strict=True)]
             return {
                 "along": measured or self.along,
                 "kind": "backward" if accumulates else "grad",

@@ -76,9 +76,9 @@ def kept_by(name: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
                     yield path, known
 
 
-def held_by(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a value is or leads to, each with its name."""
-    return ((path, known) for path, known in _Walk().below(name, value) if isinstance(known, torch.Tensor))
+def held_by(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a value is or leads to."""
+    return (known for _, known in _Walk().below("", value) if isinstance(known, torch.Tensor))
 
 
 def _scopes(frame: FrameType | None) -> Iterator[tuple[str, Mapping[str, object]]]:
