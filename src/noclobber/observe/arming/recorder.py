@@ -180,7 +180,7 @@ def settle() -> None:
     context.stop_writes = stops
 
 
-def attach(*, watching: bool, contents: bool = False, only_foreign: bool = False) -> None:
+def attach(*, watching: bool, contents: bool, only_foreign: bool) -> None:
     """Start seeing; `only_foreign` is that of Contents.
 
     Raises UnsupportedTorch if this release of torch lacks something that everything needs.

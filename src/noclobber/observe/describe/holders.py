@@ -64,9 +64,7 @@ def look(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
 def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
     """Note who holds the memory of a tensor that a line writes, and where in the program the line is.
 
-    Returns False if the line was looked at often enough.
-
-    `handles` are those of all live saves of that memory.
+    `handles` are those of all live saves of that memory. Returns False if the line was looked at often enough.
     """
     line, key = (id(place[0]), place[1]), storages.storage_key(tensor)
     known = looked_at.get(line)
@@ -165,7 +163,7 @@ def _tensors_on(key: int, where: Geometry) -> list[torch.Tensor]:
 def _is_special(one: torch.Tensor) -> bool:
     """Return True for a tensor that is more to the program than its memory: by its class, attributes, hooks, or a weak
     reference."""
-    if type(one) not in (torch.Tensor, torch.nn.Parameter) or one.__dict__:
+    if type(one) not in storages.PLAIN or one.__dict__:
         return True
     return (
         one.retains_grad

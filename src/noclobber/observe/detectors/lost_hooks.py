@@ -16,7 +16,6 @@ from noclobber.observe.core.seen.records import Backward, Record, record
 from noclobber.observe.core.seen.sites import Place, caller, place_of, site_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
-from noclobber.observe.describe.clobbers import read_of, write_of
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.tensors import storages
 
@@ -91,7 +90,6 @@ class HookedViews:
             self._context.ignore(self._looking, [hooked.key])
             if hooked.write is not None and hooked.node not in numbers:
                 about = hooked.described()
-                self._context.bus.notice(
-                    LostHook(about, site_of(hooked.place), write_of(hooked.write, about), read_of(backward))
-                )
+                write, read = clobbers.write_of(hooked.write, about), clobbers.read_of(backward)
+                self._context.bus.notice(LostHook(about, site_of(hooked.place), write, read))
         self._hooked[:] = left

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import get_ident
 from types import FrameType
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
 from torch.autograd.graph import Node
@@ -32,7 +32,6 @@ from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import numbers
 from noclobber.observe.witness.layout import Geometry, geometry, once, span, strided
 
-T = TypeVar("T")
 Alias = Literal["data", "detached"]
 How = Literal["no_grad", "inference_mode", Alias, "assigned"]
 _ADDING = (*SHIFTS, "aten::index_add_", "aten::scatter_add_")
@@ -322,7 +321,11 @@ class UntrackedWrites:
     def _drop_writes(self, target: _Target) -> None:
         for waiting in list(self._waiting):
             if waiting.target == target:
-                _drop(self._waiting, waiting)
+                self._drop_write(waiting)
+
+    def _drop_write(self, one: _Unseen) -> None:
+        with contextlib.suppress(ValueError):  # another thread may have dropped it already
+            self._waiting.remove(one)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
@@ -367,7 +370,7 @@ class UntrackedWrites:
                 hook.remove()
             for unseen in waiting:
                 if unseen.waited >= _PATIENCE:
-                    _drop(self._waiting, unseen)
+                    self._drop_write(unseen)
             for event in arrived:
                 if event.write.site not in backward.explained:
                     self._context.bus.notice(event)
@@ -422,11 +425,6 @@ def _share(thread: int) -> float:
     Python does not know it."""
     others = thread != get_ident() and any(one.ident == thread for one in threading.enumerate())
     return _OF_OTHERS if others else 1
-
-
-def _drop(those: deque[T], one: T) -> None:
-    with contextlib.suppress(ValueError):  # another thread may have dropped it already
-        those.remove(one)
 
 
 def _write(unseen: _Unseen, tensor: Tensor) -> Write:

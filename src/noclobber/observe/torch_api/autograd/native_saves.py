@@ -12,7 +12,6 @@ from torch.nn.parameter import is_lazy
 from noclobber.observe.torch_api import before_2_12
 from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.dispatch.modes import aside, no_modes
 from noclobber.observe.torch_api.dispatch.spare_key import unlogged
 from noclobber.observe.torch_api.tensors import tensor_state
 
@@ -30,7 +29,7 @@ def make(tensor: torch.Tensor) -> Save:
     Its `unpack` gives the tensor at its place in the graph.
     """
     if before_2_12.is_used():
-        with unlogged(), no_modes(), modes.plain():
+        with unlogged(), modes.no_modes(), modes.plain():
             return before_2_12.SavedByNode(tensor)
     return torch._C._autograd._make_saved_tensor(tensor, is_output=False)
 
@@ -47,7 +46,7 @@ def said_of_a_stale(tensor: torch.Tensor, current: int, expected: int, made_by: 
 
     Raises NotImplementedError where PyTorch raises that instead: of a jagged tensor (torch 2.13; test_nested.py).
     """
-    with aside(), without_hooks():
+    with modes.aside(), without_hooks():
         sample = _like(tensor)
         saved = make(sample)
         torch.autograd.graph.increment_version(sample)
@@ -66,7 +65,7 @@ def said_of_a_view(*, several: bool) -> str:
 
     The view is one of `several`, or else it was made with gradients off (torch 2.13; test_never_wrong.py).
     """
-    with aside(), without_hooks():
+    with modes.aside(), without_hooks():
         base, tracked = torch.zeros(1), torch.zeros(1, requires_grad=True)
         with torch.set_grad_enabled(several):
             view = base.unbind()[0]
