@@ -174,8 +174,8 @@ def test_a_storage_without_its_bytes_is_not_made_larger():
 def test_parameters_of_one_memory_are_told_apart():
     net, flat = nn.Module(), torch.ones(8)
     net.first, net.second = nn.Parameter(flat[:4]), nn.Parameter(flat[4:])
-    assert tensor_names.name_of(net.second.detach()).text == "net.second"
-    assert tensor_names.name_of(net.first.detach()).text == "net.first"
+    assert clobbers.tensor_of(net.second.detach()).name == "net.second"
+    assert clobbers.tensor_of(net.first.detach()).name == "net.first"
 
 
 def test_writes_to_an_address_are_no_writes_to_the_memory_before():

@@ -31,15 +31,16 @@ class Name(NamedTuple):
     """Whether it is an attribute or a buffer that is in a graph."""
 
 
-def name_of(tensor: torch.Tensor, frame: FrameType | None = None) -> Name | None:
-    """Return the name of a tensor; None if it has none. The caller holds the tensor, and so its memory.
+def name_of(tensor: torch.Tensor, frame: FrameType) -> Name | None:
+    """Return the name of a tensor in the program's frames, from this one outward; None if it has none. The caller holds
+    the tensor, and so its memory.
 
     It is that of a parameter or buffer on its bytes, else of a variable that is the tensor or shows the same bytes.
     Parameters come first because a Linear weight is saved transposed, under no local name.
     """
     with modes.plain():
         key = storage_key(tensor)
-        return None if key is None else _found(tensor, key, frame or sys._getframe(1))
+        return None if key is None else _found(tensor, key, frame)
 
 
 def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:

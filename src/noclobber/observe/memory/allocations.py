@@ -289,18 +289,16 @@ class Allocations:
 
     def _opportunities(self) -> Iterator[Opportunity]:
         end = len(self.live)
-        lines: dict[Hashable, _Line] = {}
         groups: dict[Any, list[Interval]] = {}
         for key, line in self._lines.items():
             if line.uses and not any(one.input.used > one.number or one.input.handed for one in line.uses):
-                lines[key] = line
                 groups[key] = [
                     Interval(one.output.made, min(_end(one.input, end), _end(one.output, end)), one.output.bytes)
                     for one in line.uses
                 ]
         peak = max(self.live)
         for key, fall in falls(self.live, groups).items():
-            line = lines[key]
+            line = self._lines[key]
             site = site_of(line.place)
             assert site is not None
             yield Opportunity(
