@@ -71,9 +71,6 @@ class Forward(NamedTuple):
     since: int
     """The newest moment before forward."""
 
-    def has(self, key: int | None) -> bool:
-        return key in self.keys
-
 
 class _Result(NamedTuple):
     """A tensor in the graph that a call returned on memory that it was given."""

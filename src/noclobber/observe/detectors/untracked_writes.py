@@ -201,7 +201,7 @@ class UntrackedWrites:
 
     def _is_given(self, key: int | None) -> bool:
         """Return True for what a Function under way is given: undeclared_writes.py checks what it does with that."""
-        return any(forward.has(key) for forward in self._context.thread.given)
+        return any(key in forward.keys for forward in self._context.thread.given)
 
     def _forget_taken(self, _: Backward) -> None:
         """Forget the aliases that were taken before a backward call, those of other threads only after some calls."""
