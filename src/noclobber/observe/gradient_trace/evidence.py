@@ -142,8 +142,6 @@ class Evidence:
         """
         required.look_up()
         self._wrap(self._recording)
-        hook_stack.hook(register_optimizer_step_pre_hook, self._stepping)
-        hook_stack.hook(register_optimizer_step_post_hook, self._stepped)
         for register in (
             register_module_buffer_registration_hook,
             register_module_parameter_registration_hook,
@@ -153,6 +151,8 @@ class Evidence:
         if self._fresh is not None:
             self._fresh.arm()
         if self._wanted == "gradients":
+            hook_stack.hook(register_optimizer_step_pre_hook, self._stepping)
+            hook_stack.hook(register_optimizer_step_post_hook, self._stepped)
             whole: Any = vars(torch._C.TensorBase)["grad"]
             getter = passed_over(lambda tensor: self._read(tensor, whole.__get__(tensor)))
             self._patches.put(torch.Tensor, "grad", property(getter, whole.__set__, whole.__delete__, whole.__doc__))
@@ -355,7 +355,7 @@ class Evidence:
 
     def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the gradients that an optimizer is about to step with."""
-        if os.getpid() != self._process or self._wanted != "gradients":
+        if os.getpid() != self._process:
             return
         parameters, named = self._stepped_by(optimizer)
         at = _users_line(sys._getframe()) or ("", 0)
@@ -367,7 +367,7 @@ class Evidence:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Record the parameters and the optimizer's state after a step."""
-        if os.getpid() != self._process or self._wanted != "gradients":
+        if os.getpid() != self._process:
             return
         parameters, named = self._stepped_by(optimizer)
         with torch.no_grad():
