@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import Node
 
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.events import Carried, Refusal, Tensor
+from noclobber.model.seen.events import Refusal, Tensor
 from noclobber.model.seen.silent import Drift
 from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
@@ -262,17 +262,17 @@ def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusa
         ends = ((end, line) for line, end in boundaries.values() if end > number)
         freeing = min(ends, key=lambda entry: entry[0], default=(0, None))[1]
     is_state = repeated is False and not shared
-    none: tuple[tuple[Carried, ...], bool, set[int | None]] = ((), False, set())
-    site = site_of(backward.place)
-    found = carried_states.carried(edges, boundary, site, sys._getframe(1), memory) if is_state else none
-    states, are_all, keys = found
+    site, frame = site_of(backward.place), sys._getframe(1)
+    states, are_all, keys = (
+        carried_states.carried(edges, boundary, site, frame, memory) if is_state else ((), False, set())
+    )
     apart, is_anew = None, False
     if states and not any(one.is_renewed for one in states):
         behind = graph.walk([edge.node for edge in edges])
         leaves = [one for node in behind if (one := getattr(node, "variable", None)) is not None]
         since = max(int(edge.node._sequence_nr()) for edge in edges)
         if not optimizers.have_changed(leaves, since, memory):
-            apart = optimizers.names_apart(leaves, sys._getframe(1))
+            apart = optimizers.names_apart(leaves, frame)
         is_anew = carried_states.leads_anew(roots, boundary, set(map(storages.storage_key, leaves)))
     carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
     return Refusal(
@@ -289,7 +289,7 @@ def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusa
         are_all_carried=are_all,
         apart=apart,
         is_run_anew=is_anew,
-        calls=calls_to(sys._getframe(1)) if apart is not None else (),
+        calls=calls_to(frame) if apart is not None else (),
     )
 
 
@@ -311,10 +311,8 @@ def _carrying(roots: list[Node], boundary: int, memory: Memory, states: set[int 
 
 def _is_of(record: Record, node: Node) -> bool:
     """Return True if a node is of the operator of a write, or of any write through a view."""
-    name = node.name().rpartition("::")[2]
-    return name == "CopySlices" or _OF_NODE.sub("", name).lower() == record.written.op.partition("::")[2].replace(
-        "_", ""
-    )
+    name, op = node.name().rpartition("::")[2], record.written.op.partition("::")[2]
+    return name == "CopySlices" or _OF_NODE.sub("", name).lower() == op.replace("_", "")
 
 
 def _made(record: Record, node: Node) -> bool:
@@ -355,12 +353,9 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drif
 
 def _refusal_below(message: str, site: Site | None, frames: Iterable[FrameType], memory: Memory) -> Refusal:
     """Return the refusal to use a view after a write to its base, with the write if it is known."""
-    wrote = write_below(message, frames, memory)
-    return (
-        Refusal(message, site, call="access")
-        if wrote is None
-        else Refusal(message, site, wrote.written.op, written=site_of(wrote.place))
-    )
+    if (wrote := write_below(message, frames, memory)) is None:
+        return Refusal(message, site, call="access")
+    return Refusal(message, site, wrote.written.op, written=site_of(wrote.place))
 
 
 def _last_of_function(apply: FrameType, memory: Memory) -> Record | None:

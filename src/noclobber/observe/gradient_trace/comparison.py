@@ -244,9 +244,8 @@ def besides_one_step(right: list[Event], found: list[Event]) -> str:
     )
     if first is None:
         return "no step can be compared"
-    return _stepped_differ([*before[:first], *before[first + 1 :]], its, _SKETCHES) or _ends_differ(
-        right, found, "held", _ROUNDED
-    )
+    others = [*before[:first], *before[first + 1 :]]
+    return _stepped_differ(others, its, _SKETCHES) or _ends_differ(right, found, "held", _ROUNDED)
 
 
 def first_loss(events: list[Event]) -> list[Seen] | None:

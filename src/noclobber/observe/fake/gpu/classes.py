@@ -34,10 +34,8 @@ class TensorType:
         return self.of(getattr(torch, self.name)(*args))
 
     def __instancecheck__(self, tensor: object) -> bool:
-        return isinstance(tensor, torch.Tensor) and (tensor.dtype, tensor.device.type) == (
-            self.dtype,
-            self._devices.played,
-        )
+        kind = self.dtype, self._devices.played
+        return isinstance(tensor, torch.Tensor) and (tensor.dtype, tensor.device.type) == kind
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor in this dtype, on the device where it is, or else on the current one."""

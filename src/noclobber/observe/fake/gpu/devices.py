@@ -259,10 +259,9 @@ def patch(patches: Patches, devices: Devices, asked: values.Asked) -> None:
 
     def parse_to(*args: Any, **options: Any) -> Any:
         """Read what `Module.to` is given, also the number of a device that is played."""
-        numbered = devices.count and args and type(args[0]) is int
-        return (
-            parse(torch.device(devices.played, args[0]), *args[1:], **options) if numbered else parse(*args, **options)
-        )
+        if devices.count and args and type(args[0]) is int:
+            args = (torch.device(devices.played, args[0]), *args[1:])
+        return parse(*args, **options)
 
     patches.put(functions, "_parse_to", parse_to)
     answers: dict[str, Any] = {
