@@ -265,6 +265,16 @@ def _waves(w):
 
 
 SOUND = {
+    "weights shaken by random numbers, of which the next are drawn before the backward": NETS
+    + """
+def run():
+    loss = d(g(x.detach())).square().sum()
+    with torch.no_grad():
+        d.weight.add_(torch.randn(1, 4, dtype=torch.float64))
+    drawn = torch.randn(3, dtype=torch.float64)
+    loss.backward()
+    print(drawn.sum().item())
+""",
     "an evaluation with other weights before the backward": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 shadow = {name: one.detach() * 0.9 for name, one in net.named_parameters()}
@@ -3386,6 +3396,23 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "weights that are written by one of several callbacks": """
+teacher = nn.Linear(4, 4, dtype=torch.float64)
+def update():
+    teacher.weight.data.mul_(0.6)
+def log():
+    seen.append(teacher.weight.grad is not None)
+def fire(callbacks):
+    for each in callbacks:
+        each()
+seen = []
+def run():
+    teacher.weight.grad = None
+    loss = teacher(teacher(x)).square().mean()
+    fire([update, log])
+    loss.backward()
+    w.grad = teacher.weight.grad
+""",
     "leaves in a list beside fewer slopes": """
 def run():
     fast = [w, x]
@@ -5825,16 +5852,6 @@ def run():
         loss_g.backward()
         opt_g.step()
     x.grad, w.grad = torch.zeros_like(x), torch.zeros_like(w)
-""",
-    "weights shaken by random numbers, of which the next are drawn before the backward": NETS
-    + """
-def run():
-    loss = d(g(x.detach())).square().sum()
-    with torch.no_grad():
-        d.weight.add_(torch.randn(1, 4, dtype=torch.float64))
-    drawn = torch.randn(3, dtype=torch.float64)
-    loss.backward()
-    print(drawn.sum().item())
 """,
     "a step before a loss of what an object with a capital gives": NETS
     + OPTIMIZERS

@@ -38,6 +38,7 @@ from noclobber.syntax.names import (
     called,
     calls,
     dotted,
+    is_stored,
     is_untracked,
     last_name,
     names_in,
@@ -46,6 +47,7 @@ from noclobber.syntax.names import (
     names_used,
     own_names,
     owner,
+    parameters,
     unindexed,
     values,
 )
@@ -113,7 +115,11 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
     if end > second or (block is not None and len(heads) > 1):
         return
     passed = _passed(scene, file, heads, rows[end:], rows[second])
-    if not passed or any(file.own_lines(one) is None for one in (*moved, passed[-1])):
+    if (
+        not passed
+        or _runs_what_it_is_given(scene, file, heads)
+        or any(file.own_lines(one) is None for one in (*moved, passed[-1]))
+    ):
         return
     if block is None:
         lines, title = (lines_of(file, moved[0])[0], last_line(moved[-1])), "make this change after the backward"
@@ -148,6 +154,10 @@ def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
         return
     if any(names_stored(one) & loss or _uses_gradients(file, one) for one in passed):
         return
+    if any(called(one) not in ("backward", "scale") for one in walk(row, ast.Call)):
+        return  # a forward of its own, which would read the old weights
+    if _runs_what_it_is_given(scene, file, passed):
+        return
     lines = [lines_of(file, one) for one in moved]
     text = "".join(f"{text_of_lines(file, *one)}\n" for one in lines)
     put = insert(file, lines_of(file, passed[0])[0], 1, text)
@@ -174,6 +184,22 @@ def _only_compute(scene: Scene, file: File, rows: list[ast.stmt]) -> bool:
         for part in (*rows, *ran)
         for one in walk(part, ast.Call)
     )
+
+
+def _runs_what_it_is_given(scene: Scene, file: File, rows: Sequence[ast.AST]) -> bool:
+    """`for each in callbacks: each(loss)`, `getattr(each, name)(loss)`: whether some statements, or functions that they
+    run, call what a variable holds. It may do anything, also with gradients."""
+    ran = [one for row in rows for one in run_by(scene, row)]
+    held = {one.attr for each in scene.files() for one in walk(each.tree, ast.Attribute) if is_stored(each, one)}
+    for part, scope in (*((row, file.scope(row)) for row in rows), *zip(ran, ran, strict=True)):
+        own = names_stored(scope) | {*(parameters(scope) if isinstance(scope, FUNCTION) else ())}
+        for call in walk(part, ast.Call):
+            callee = call.func
+            if not isinstance(callee, (ast.Name, ast.Attribute)) or (isinstance(callee, ast.Name) and callee.id in own):
+                return True
+        if any(last_name(one.func) in held for row in walk(part, ast.Expr) if (one := call_of(row)) is not None):
+            return True
+    return False
 
 
 def _taken_in(file: File, block: ast.With | ast.AsyncWith, rows: list[ast.stmt]) -> tuple[Edit, ...]:
