@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import islice
 from types import CodeType, TracebackType
 
@@ -47,8 +48,8 @@ class Site:
 
     def span(self) -> Span:
         """Resolve to path, lines and columns (PEP 657). Falls back to the whole line where positions are stripped."""
-        path, unknown = self.code.co_filename, (None, None, None, None)
-        line, end_line, column, end_column = next(islice(self.code.co_positions(), self.lasti // 2, None), unknown)
+        path = self.code.co_filename
+        line, end_line, column, end_column = _positions(self.code, self.lasti)
         if line is None:
             line = self.code.co_firstlineno
         if end_line is None:
@@ -64,6 +65,13 @@ class Site:
     @property
     def line(self) -> int:
         return self.span().line
+
+
+@lru_cache(maxsize=4096)
+def _positions(code: CodeType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
+    """The lines and columns of an instruction. The code object has to be run through for them, a loop that was wrong in
+    each turn asks for the same ones thousands of times."""
+    return next(islice(code.co_positions(), lasti // 2, None), (None, None, None, None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,11 +158,12 @@ class Session:
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
         """The recorder saw saves that were overwritten."""
-        findings = [finding for clobber in clobbers if (finding := self._explained(clobber)) is not None]
+        explained = {id(one): self._explained(one) for one in {id(one): one for one in clobbers}.values()}
+        findings = [finding for one in clobbers if (finding := explained[id(one)]) is not None]
         for finding in findings:
             self._keep(finding)
         if isinstance(error, ClobberError):
-            error.findings += self.advised(findings)
+            error.findings += self.advised(merged(findings))
         if error is not None and self.notes:
             self._annotate(error, findings)
 

@@ -10,6 +10,7 @@ import torch
 
 import noclobber
 from noclobber.observe import describe
+from noclobber.observe.describe import clobbers
 from tests.observe.programs import RIGHT, SILENT
 
 FOLDER = str(Path(describe.__file__).parent)
@@ -81,3 +82,24 @@ def test_a_write_that_may_have_to_be_told_later_is_not_named_before(program):
 @pytest.mark.filterwarnings("ignore::noclobber.ClobberWarning")
 def test_a_program_that_is_wrong_reaches_it():
     assert "tensor_of" in reached(SILENT[0])
+
+
+def test_of_a_line_that_is_wrong_in_each_turn_a_few_turns_are_described(monkeypatch):
+    """Each description goes through all writes since the save: of 400 turns they took 40 s."""
+    described, native = [], clobbers.clobber_of
+
+    def clobber_of(handle, *rest):
+        described.append(handle)
+        return native(handle, *rest)
+
+    monkeypatch.setattr(clobbers, "clobber_of", clobber_of)
+    a = torch.tensor([0.5, 0.2], requires_grad=True)
+    y = torch.zeros(300)
+    with noclobber.watch() as seen:
+        for n in range(2, 300):
+            y[n] = a[0] * y[n - 1] + a[1] * y[n - 2]
+        with pytest.raises(RuntimeError):
+            y.sum().backward()
+    (finding,) = seen.findings
+    assert finding.count == 298
+    assert len(described) < 50

@@ -43,7 +43,15 @@ class Region:
 
     def end(self) -> int:
         """One past the highest byte address."""
-        return self.first() + sum(stride * steps for stride, steps in self.dims()) + 1
+        return (
+            self.offset
+            + sum(
+                stride * (size - 1)
+                for size, stride in zip(self.shape, self.strides, strict=True)
+                if stride > 0 and size > 1
+            )
+            + self.itemsize
+        )
 
 
 def overlap(one: Region, other: Region) -> bool:
@@ -52,7 +60,7 @@ def overlap(one: Region, other: Region) -> bool:
     The question is whether `first1 + sum(i*s) == first2 + sum(j*t)` has a solution inside the bounds: a bounded linear
     Diophantine equation. Mirroring `other` makes all coefficients positive.
     """
-    if 0 in one.shape or 0 in other.shape:
+    if 0 in one.shape or 0 in other.shape or one.end() <= other.first() or other.end() <= one.first():
         return False
     dims_one, dims_other = one.dims(), other.dims()
     target = other.end() - 1 - one.first()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -393,19 +394,28 @@ def _via(record: Record, counted: bool) -> Via:
     return "step" if record.step is not None else "operator"
 
 
+_MOST_ALIKE = 16
+"""Stale saves of one line and field that are described."""
+
+
 def stale_saves(backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
     """Return the stale saves of a call's graph, except the handles whose ids are in `seen`; adds the ids of the others.
 
-    Handles are stale by their version, other saves by PyTorch's own check.
+    Handles are stale by their version, other saves by PyTorch's own check. Of a line whose every turn saves and writes,
+    a few are described, and the others are told as the last of these: each description goes through all writes since.
     """
-    roots, found = graph.roots_of(backward.outputs), []
+    roots, found = graph.roots_of(backward.outputs), list[Clobber]()
+    alike: defaultdict[object, list[Clobber]] = defaultdict(list)
     for node in graph.walk(roots):
         for saved in graph.saves_of_or_gone(node):
             held = graph.content(saved)
             if isinstance(held, Handle) and id(held) not in seen:
                 seen.add(id(held))
                 if int(held.alias._version) != held.version:
-                    found.append(clobber_of(held, node, backward, memory))
+                    told = alike[identity(held.place), node.name(), saved.field]
+                    if len(told) < _MOST_ALIKE:
+                        told.append(clobber_of(held, node, backward, memory))
+                    found.append(told[-1])
     return found + [_clobber_of_stale(stale, backward, memory) for stale in graph.stale(roots)]
 
 
