@@ -42,7 +42,7 @@ from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_views import views_later
 from noclobber.mend.order.later_writes import backward_first, hook_later, put_off
 from noclobber.mend.order.steps import reordered, summed
-from noclobber.mend.scene import Scene, as_it_ran
+from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit, Finding
 from noclobber.syntax.names import root_of
 
@@ -95,14 +95,14 @@ MOST_MORE = 6
 """Last resorts that are tried beyond these where none is proven."""
 
 
-def sound(finding: Finding) -> Change | None:
+def sound(finding: Finding, read: Callable[[str], str]) -> Change | None:
     """Return the first sound change of a finding, else None.
 
     Where autograd did not see the write, only its author knows whether it should be part of the gradient: but for what
     nothing reads again. For memory of a pack hook, what the unpack hook gives may be new: the line that saves says
     nothing about that memory.
     """
-    scene = Scene(finding, as_it_ran)
+    scene = Scene(finding, read)
     fitting = (apart,) if scene.is_unseen else (given_new, packed_apart) if scene.unchecked == "packed" else CURES
     first = (next(cure(scene), None) for cure in fitting)
     return next((one for one in first if one is not None and one.is_sound), None)

@@ -10,28 +10,40 @@ either, because the program would still be wrong with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from noclobber.mend.change import Change
 from noclobber.mend.cures import sound
+from noclobber.mend.scene import as_it_ran
 from noclobber.mend.words import worded
 from noclobber.model.reports.finding import Edit, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.source import Span
 
+_Found = tuple[Finding, Change | None]
+
 
 def advised(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings with changes that are sound, or with words alone."""
-    found = [(finding, sound(finding)) for finding in findings]
+    return tuple(_with(finding, one) for finding, one in fitted(findings, as_it_ran))
+
+
+def fitted(findings: Sequence[Finding], read: Callable[[str], str]) -> list[_Found]:
+    """Return each finding with the change that is shown for it: its own, and those that belong with it."""
+    found = [(finding, sound(finding, read)) for finding in findings]
     errors = [(finding, one) for finding, one in found if finding.severity == "error"]
     groups = _groups(errors) if _together([one for _, one in errors]) is not None else []
     together = {id(finding): _together([one for _, one in group]) for group in groups for finding, _ in group}
-    return tuple(_with(finding, one, together.get(id(finding))) for finding, one in found)
+    return [
+        (finding, one if finding.severity != "error" or one is None else _wider(one, together.get(id(finding))))
+        for finding, one in found
+    ]
 
 
-_Found = tuple[Finding, Change | None]
+def _wider(one: Change, edits: tuple[Edit, ...] | None) -> Change | None:
+    return None if edits is None else replace(one, edits=edits)
 
 
 def _groups(found: Sequence[_Found]) -> list[list[_Found]]:
@@ -86,13 +98,13 @@ def _ends(edit: Edit) -> tuple[tuple[int, int], tuple[int, int]]:
     return (span.line, span.column), (span.end_line, span.end_column)
 
 
-def _with(finding: Finding, one: Change | None, together: tuple[Edit, ...] | None) -> Finding:
+def _with(finding: Finding, one: Change | None) -> Finding:
     said = replace(finding, suggestions=worded(finding))
-    if one is None or (edits := together if finding.severity == "error" else one.edits) is None:
+    if one is None:
         return said
     # The words that say the same go, and what comes next is another way.
     same = next((own for own in said.suggestions if own.cure is one.cure), None)
     others = [own for own in said.suggestions if own is not same]
     if others and not others[0].message.startswith(("or ", "or, ")):
         others[0] = replace(others[0], message=f"or {others[0].message}")
-    return replace(finding, suggestions=(Suggestion(one.title, edits, one.cure), *others))
+    return replace(finding, suggestions=(Suggestion(one.title, one.edits, one.cure), *others))

@@ -20,6 +20,7 @@ from noclobber.mend.autograd.seen_by_autograd import let_see
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.cures import candidates
 from noclobber.mend.scene import is_of_intent
+from noclobber.mend.shown import fitted
 from noclobber.model.reports.finding import Finding
 from noclobber.model.reports.shared_writes import of_one_write
 from noclobber.model.seen.silent import Untracked
@@ -137,7 +138,7 @@ class RepairSearch:
     def _best(self, finding: Finding, findings: list[Finding]) -> _Tried | None:
         """Fix one finding; None if no candidate is proven."""
         done = self._done
-        found = candidates(finding, done.patch.read)
+        found = _with_those_beside(candidates(finding, done.patch.read), finding, findings, done.patch.read)
         if is_of_intent(finding):
             found = [one for one in found if one.is_sound]
             # Nothing but what backward saved may show the write, or nothing tells what the gradient without it is.
@@ -255,6 +256,18 @@ class RepairSearch:
             note += "; the gradient is the same whether it follows the write or leaves it out"
         verdict, there = best.verdict, self._done.patch.unpatched(finding)
         return Repair(there, best.candidate.title, extra, verdict.proof, verdict.level, note)
+
+
+def _with_those_beside(
+    found: list[Change], finding: Finding, findings: list[Finding], read: Callable[[str], str]
+) -> list[Change]:
+    """Return the candidates of a finding with what a report shows for it first, where that mends more findings."""
+    all_shown = fitted(findings, read)
+    shown = next((change for one, change in all_shown if one is finding), None)
+    if shown is None or any({*one.edits} >= {*shown.edits} for one in found):
+        return found
+    titles = dict.fromkeys(one.title for _, one in all_shown if one is not None and one.edits == shown.edits)
+    return [replace(shown, title=", and ".join(titles)), *found]
 
 
 def _does_more(candidate: Change, clean: list[_Tried]) -> bool:
