@@ -94,6 +94,37 @@ def test_no_file_of_the_program_is_changed(tmp_path, monkeypatch, name):
     assert sorted(one.name for one in tmp_path.iterdir() if one.suffix == ".pt") == ["best.pt", "last.pt"]
 
 
+@pytest.mark.parametrize("saves_again", [False, True])
+@pytest.mark.parametrize("name", ["removed", "written", "replace", "rename", "move", "copyfile", "copy", "copy2"])
+def test_a_file_of_the_program_in_the_place_of_one_that_was_saved_stays(tmp_path, monkeypatch, name, saves_again):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.txt").write_text("results")
+    with noclobber.fake():
+        saved("best.pt")
+        if name == "removed":
+            os.remove("best.pt")
+        if name in ("removed", "written"):
+            (tmp_path / "best.pt").write_text("results")
+        else:
+            put(name, "log.txt", "best.pt")
+        if saves_again:
+            saved("best.pt")
+            assert (tmp_path / "best.pt").read_text() == "results"
+            assert torch.load("best.pt")["epoch"] == 3
+    assert (tmp_path / "best.pt").read_text() == "results"
+
+
+def test_what_is_saved_where_a_file_was_removed_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.pt").write_bytes(b"weights of a month")
+    with noclobber.fake():
+        torch.save({"epoch": 1}, "best.pt")
+        os.remove("best.pt")
+        torch.save({"epoch": 2}, "best.pt")
+        assert torch.load("best.pt")["epoch"] == 2
+    assert not (tmp_path / "best.pt").exists()
+
+
 def test_a_file_that_cannot_be_written_is_an_error(run):
     with pytest.raises(FileNotFoundError):
         torch.save({}, "missing/model.pt")

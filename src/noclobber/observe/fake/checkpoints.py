@@ -1,4 +1,4 @@
-"""Files of weights in a fake run: of those that are there only the shapes are read, and none that is there is changed.
+"""Files of weights in a fake run: of those that are there only the shapes are read, and no file of the program changes.
 
 What the program saves is kept in memory, without values. In its place lies a file of one line until the run ends, so
 that the program finds, copies and loads it.
@@ -173,6 +173,14 @@ def _on(device: Any, value: Any) -> Any:
     return value if device is None else pytree.tree_map_only(torch.Tensor, lambda one: one.to(device), value)
 
 
+def _line_in(path: str) -> bytes | None:
+    """Return the line of ours with which a file begins; None for any other file, and where none is."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        found = file.read(len(_LINE) + 20)
+        return found if found.startswith(_LINE) else None
+    return None
+
+
 class Checkpoints:
     """What the program has saved in this run."""
 
@@ -180,9 +188,9 @@ class Checkpoints:
         self._devices = devices
         self._saved: list[tuple[bytes, dict[int, Callable[[], Any]]]] = []
         self._lines: set[str] = set()
-        """The files that hold a line of ours."""
+        """The files in which a line of ours was put. The program may have put another file there since."""
         self._hidden: dict[str, bytes] = {}
-        """The lines for files that were there before, which stay as they are."""
+        """The lines for files of the program, which stay as they are."""
         self.names: set[str] = set()
         """The files that the program would have written."""
 
@@ -228,22 +236,18 @@ class Checkpoints:
             f.write(line)
 
     def _put(self, path: str, line: bytes) -> None:
-        if path not in self._lines and os.path.lexists(path):
+        if os.path.lexists(path) and (path not in self._lines or _line_in(path) is None):
             self._hidden[path] = line
             return
         with open(path, "wb") as file:
             file.write(line)
         self._lines.add(path)
+        self._hidden.pop(path, None)
 
     def _line_at(self, path: Any) -> bytes | None:
         """Return the line of ours for a file; None for any other."""
         name = os.path.realpath(path)
-        if name in self._hidden:
-            return self._hidden[name]
-        with contextlib.suppress(OSError), open(name, "rb") as file:
-            found = file.read(len(_LINE) + 20)
-            return found if found.startswith(_LINE) else None
-        return None
+        return self._hidden[name] if name in self._hidden else _line_in(name)
 
     def _saved_at(self, f: Any) -> int | None:
         """Return the number of what this run has saved in a file; None for any other file."""
@@ -292,5 +296,6 @@ class Checkpoints:
 
     def end(self) -> None:
         for path in self._lines:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            if _line_in(path) is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
