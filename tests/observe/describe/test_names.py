@@ -1,6 +1,7 @@
 """Names of tensors: looked up only for a report, and never by the address of memory that is gone."""
 
 import contextlib
+import weakref
 
 import pytest
 import torch
@@ -149,6 +150,23 @@ def test_a_tensor_that_is_there_is_named():
         h = x * 2
         h.data.mul_(2)
         (h + 1).sum().backward()
+    (finding,) = watched.findings
+    assert finding.tensor.name == "h"
+
+
+def test_what_the_program_drops_after_a_name_was_found_is_gone_at_once():
+    def program():
+        big, x = torch.ones(5000), torch.ones(3, requires_grad=True)
+        alive = weakref.ref(big)
+        h = x * 2
+        y = h * h
+        h.data.mul_(2)
+        y.sum().backward()
+        del big
+        return alive()
+
+    with noclobber.watch() as watched:
+        assert program() is None
     (finding,) = watched.findings
     assert finding.tensor.name == "h"
 

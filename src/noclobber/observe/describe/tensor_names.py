@@ -12,6 +12,7 @@ import torch
 from noclobber.model.seen.events import Kind
 from noclobber.model.seen.overlap import overlap
 from noclobber.model.source import Owner, owner_of
+from noclobber.observe.describe.reachable import variables
 from noclobber.observe.torch_api.autograd.engine_state import backward_call
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
@@ -91,8 +92,8 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _values(frame: FrameType) -> Iterator[tuple[str, object]]:
     """Yield labels and values: locals, then globals if they differ, each with the attributes of plain objects."""
-    scopes = [frame.f_locals] if frame.f_locals is frame.f_globals else [frame.f_locals, frame.f_globals]
-    for scope in scopes:
+    shared = {} if frame.f_locals is frame.f_globals else frame.f_globals
+    for scope in (variables(frame), shared):  # the first empties `f_locals`, after the question for it
         items = list(scope.items())[:_MOST_VALUES]
         yield from items
         for label, value in items:
