@@ -66,6 +66,19 @@ KEPT = {
     "whose gradient is read by a word": LOOP + "print(getattr(encoder[0].weight, 'gr' + 'ad'))\n",
     "whose gradient is read in a loop over both": LOOP
     + "for net in (encoder, head):\n    print([p.grad.norm() for p in net.parameters()])\n",
+    "of a module whose length is 0, whose gradient is read": """
+class Bank(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain, self.kept = nn.Parameter(torch.ones(3)), []
+    def __len__(self):
+        return len(self.kept)
+    def forward(self, x):
+        return x * self.gain
+bank = Bank()
+"""
+    + LOOP.replace("encoder", "bank")
+    + "print([p.grad for p in bank.parameters()])\n",
     "whose gradient is clipped": LOOP.replace(
         "    optimizer.step()",
         "    nn.utils.clip_grad_norm_([*encoder.parameters(), *head.parameters()], 0.1)\n    optimizer.step()",

@@ -67,7 +67,8 @@ def names_apart(leaves: Sequence[torch.Tensor], frame: FrameType | None) -> tupl
     keys, names = set(map(storage_key, leaves)), dict[str, bool]()
     for held in reachable(user_frames(frame)):
         module = held.value if isinstance(held.value, torch.nn.Module) else None
-        inside = [held.value] if isinstance(held.value, torch.Tensor) else module.parameters() if module else ()
+        parameters = () if module is None else module.parameters()  # a module may be false: it may have a length
+        inside = [held.value] if isinstance(held.value, torch.Tensor) else parameters
         if module is not None or isinstance(held.value, torch.Tensor):
             has_one = any(storage_key(one) in keys for one in inside)
             names[held.name] = names.get(held.name, False) or has_one
