@@ -1,5 +1,7 @@
 """What can write the memory of a device without asking for it, and is known for it."""
 
+import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +25,17 @@ def test_extensions_are_those_of_this_process_but_for_torch():
     files = list(unseen_writers._extensions())
     assert xxhash._xxhash.__file__ in files
     assert not [file for file in files if Path(torch.__file__).parent in Path(file).parents]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+def test_extensions_are_found_beside_a_file_whose_name_is_no_utf_8(tmp_path):
+    name = os.fsencode(tmp_path) + b"/caf\xe9.bin"
+    with open(name, "wb+") as file:
+        file.write(b"0")
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+            assert name in unseen_writers._MAPS.read_bytes()
+            assert xxhash._xxhash.__file__ in unseen_writers._extensions()
 
 
 def test_a_module_that_is_imported_later_is_looked_at(monkeypatch):

@@ -71,7 +71,7 @@ def _extensions() -> Iterator[str]:
     """Yield the files of the extension modules in this process that are neither torch's nor noclobber's. The operators
     of a library that `torch.ops.load_library` has loaded are compared one by one (kernel_functions.py)."""
     if _MAPS.exists():  # a module that torch.utils.cpp_extension builds is not in sys.modules
-        lines = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
+        lines = (line.split(maxsplit=5) for line in _MAPS.read_text(errors="surrogateescape").splitlines())
         files = {parts[5] for parts in lines if len(parts) > 5 and "x" in parts[1]}
     else:
         specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
