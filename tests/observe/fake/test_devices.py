@@ -146,6 +146,31 @@ def test_dropout_and_attention_keep_what_they_keep_on_a_gpu(run):
     assert kept(lambda: attend(q, q, q, dropout_p=0.1, is_causal=True)) < 4 * q.nbytes < 2 * pairs
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("are_shared", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "keys", "values"),
+    [(3, 8, 8), (3, 2, 2), (3, 1, 1), (3, 3, 3), (3, 16, 16), (3, 4, 2), (1, 8, 8), (2, 8, 8)],
+)
+def test_attention_takes_and_refuses_the_heads_that_pytorch_does(batch, keys, values, are_shared, is_masked, dtype):
+    def attended(device):
+        query = torch.randn(3, 8, 4, 16, device=device, dtype=dtype, requires_grad=True)
+        key, value = (torch.randn(batch, heads, 6, 16, device=device, dtype=dtype) for heads in (keys, values))
+        mask = torch.ones(4, 6, dtype=torch.bool, device=device) if is_masked else None
+        attend = torch.nn.functional.scaled_dot_product_attention
+        try:
+            output = attend(query, key, value, mask, enable_gqa=are_shared)
+        except RuntimeError:
+            return "refused"
+        output.sum().backward()
+        return output.shape
+
+    right = attended("cpu")
+    with noclobber.fake():
+        assert attended("cuda") == right
+
+
 def test_an_optimizer_steps_over_all_parameters_at_once_as_on_a_gpu(run):
     parameters = [torch.nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(10)]
     sum(one.square().sum() for one in parameters).backward()

@@ -59,7 +59,7 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        if not (is_on(kind, query, key, value) and _fits(query, key, value)):  # also parts of a DTensor
+        if not (is_on(kind, query, key, value) and _fits(query, key, value, enable_gqa)):  # also parts of a DTensor
             return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -95,6 +95,11 @@ def is_on(kind: str, *given: object) -> bool:
     return all(isinstance(one, torch.Tensor) and one.device.type == kind for one in given)
 
 
-def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return True if a GPU has a kernel for these heads that keeps no matrix of all pairs."""
-    return query.dim() == 4 and query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
+def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, are_shared: bool) -> bool:
+    """Return True if a GPU has a kernel for these heads that keeps no matrix of all pairs. Heads of the query share one
+    of the keys only where the program asks for that; PyTorch itself broadcasts or refuses what differs otherwise."""
+    if query.dim() != 4 or key.shape != value.shape or key.dim() != 4 or query.shape[-1] != key.shape[-1]:
+        return False
+    heads, others = query.shape[1], key.shape[1]
+    is_matched = heads == others or (are_shared and others > 0 and heads % others == 0)
+    return is_matched and query.shape[0] == key.shape[0] and query.shape[-1] % 8 == 0
