@@ -171,6 +171,28 @@ def test_attention_takes_and_refuses_the_heads_that_pytorch_does(batch, keys, va
         assert attended("cuda") == right
 
 
+@pytest.mark.parametrize("is_cast", [False, True])
+@pytest.mark.parametrize("of_mask", [None, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("of_keys", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_query", [torch.float32, torch.bfloat16])
+def test_attention_takes_and_refuses_the_types_that_pytorch_does(of_query, of_keys, of_mask, is_cast):
+    def attended(device):
+        query = torch.randn(1, 8, 4, 16, device=device, dtype=of_query, requires_grad=True)
+        key = torch.randn(1, 8, 4, 16, device=device, dtype=of_keys)
+        mask = None if of_mask is None else torch.ones(4, 4, dtype=of_mask, device=device)
+        try:
+            with torch.autocast(device, torch.bfloat16, enabled=is_cast):
+                output = torch.nn.functional.scaled_dot_product_attention(query, key, key, mask)
+        except RuntimeError:
+            return "refused"
+        output.sum().backward()
+        return output.dtype
+
+    right = attended("cpu")
+    with noclobber.fake():
+        assert attended("cuda") == right
+
+
 def test_an_optimizer_steps_over_all_parameters_at_once_as_on_a_gpu(run):
     parameters = [torch.nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(10)]
     sum(one.square().sum() for one in parameters).backward()

@@ -64,6 +64,9 @@ def patch(patches: Patches, kind: str) -> Callable[[], None]:
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        masks = (torch.bool, torch.float32, query.dtype)  # what else is given as a mask, PyTorch refuses
+        if not query.dtype == key.dtype == value.dtype or (attn_mask is not None and attn_mask.dtype not in masks):
+            return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         heads = query.shape[1]
         if attn_mask is None and query.dtype in HALVES and query.shape[-1] <= _LARGEST_HEAD:
             flash = aten._scaled_dot_product_flash_attention
