@@ -6,13 +6,13 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterable
+from traceback import walk_stack
 from types import FrameType, FunctionType
 
 from noclobber import render
 from noclobber.model.reports.error import ClobberWarning
 from noclobber.model.reports.report import Lost, Report
 from noclobber.model.source import Owner, cell_of, owner_of
-from noclobber.observe.torch_api.frames import outward
 
 
 def of_findings(report: Report, function: object = None, *, beside: BaseException | None = None) -> None:
@@ -50,7 +50,7 @@ def _of_program(frame: FrameType) -> FrameType:
     A callback is called by a library, and a warning is not about that library, whose warnings may be filtered out.
     """
     outside = []
-    for above in outward(frame):
+    for above, _ in walk_stack(frame):  # of the standard library: it tells of failures of ours
         owner = owner_of(above.f_code.co_filename)
         if owner is Owner.USER:
             return above
