@@ -129,7 +129,19 @@ def test_an_inner_step_on_a_leaf() -> None:
     assert told(finding, "write").text == "`sub_` cuts the value written off its graph here"
 
 
-@pytest.mark.parametrize("value", ["h.data + noise", "noise + h", "h.detach() - noise", "h.data - 2"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "h.data + noise",
+        "noise + h",
+        "h.detach() - noise",
+        "h.data - 2",
+        "h.data + 0.1 * torch.randn_like(h)",
+        "h.data + h.data.sign()",
+        "h.data + (h.round() - h).detach()",
+        "h.data - (h - h.round()).data",
+    ],
+)
 def test_a_constant_shift_leaves_the_gradient_as_it_is(value: str) -> None:
     program = Program(f"h.data = {value}\nloss.backward()\n")
     change = write("data=", program.at("h.data"), via="set_data", version_after=0)
@@ -138,7 +150,19 @@ def test_a_constant_shift_leaves_the_gradient_as_it_is(value: str) -> None:
     assert explain(Untracked(change, "assigned", Tensor((4,), name="h"), read, Tensor((4,)))) is not None
 
 
-@pytest.mark.parametrize("value", ["h.data * 2", "noise - h.data", "other.data + noise", "h.round()"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "h.data * 2",
+        "noise - h.data",
+        "other.data + noise",
+        "h.round()",
+        "h.data - h.data.mean()",
+        "h.data.mean() + h.data",
+        "h.data + h.data",
+        "h.data + 0.1 * (mean - h.data)",
+    ],
+)
 def test_any_other_value_does_not(value: str) -> None:
     program = Program(f"h.data = {value}\nloss.backward()\n")
     change = write("data=", program.at("h.data"), via="set_data", version_after=0)

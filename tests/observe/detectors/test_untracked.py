@@ -187,6 +187,45 @@ def test_values_assigned_that_leave_the_gradient_as_it_is(body):
     assert warned(lambda: gradient(body)) == []
 
 
+def shifted(h):
+    h.data = h.data - h.data.max()
+    return h * WEIGHTS
+
+
+def shifted_by_a_name(h):
+    largest = h.detach().max()
+    h.data = h.data - largest
+    return h * WEIGHTS
+
+
+WEIGHTS = torch.tensor([1.0, 2, 3, 4])
+
+
+@pytest.mark.parametrize("body", [shifted, shifted_by_a_name])
+def test_what_is_taken_from_values_is_computed_from_them(body):
+    right = gradient(lambda h: (h - h.max()) * WEIGHTS)
+    assert torch.equal(right, torch.tensor([2.0, 4, 6, -12]))
+    assert torch.equal(gradient(body), 2 * WEIGHTS)
+    assert warned(lambda: gradient(body)) == ["NC208"]
+
+
+def rounded_straight_through(h):
+    h.data = h.data + (h.round() - h).detach()
+    return h * WEIGHTS
+
+
+def noise_of_the_same_shape(h):
+    noise = torch.zeros_like(h) + 2
+    h.data = h.data + noise
+    return h * WEIGHTS
+
+
+@pytest.mark.parametrize("body", [rounded_straight_through, noise_of_the_same_shape])
+def test_what_is_added_to_values_and_has_no_gradient_of_its_own(body):
+    assert torch.equal(gradient(body), gradient(lambda h: h * WEIGHTS))
+    assert warned(lambda: gradient(body)) == []
+
+
 def test_an_alias_that_is_kept_and_never_written():
     def program():
         h = torch.linspace(-1, 1, 4, requires_grad=True) * 2

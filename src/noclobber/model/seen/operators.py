@@ -49,6 +49,14 @@ UNTRACKED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Functions and methods through whose result no gradient flows."""
+FLAT = frozenset(
+    """
+    all any argmax argmin argsort bernoulli bool ceil dim eq element_size floor ge gt heaviside int isfinite isinf isnan
+    le len logical_and logical_not logical_or long lt multinomial ndimension ne nelement nonzero numel round sgn sign
+    size trunc
+    """.split()  # noqa: SIM905
+)
+"""Functions and methods whose result changes in steps with the values they are given, or not at all."""
 FACTORIES = frozenset(
     """
     arange as_tensor empty eye from_numpy full linspace logspace ones rand randint randn randperm tensor zeros

@@ -50,7 +50,8 @@ from noclobber.model.seen.silent import Event, Untracked
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words
-from noclobber.syntax.tree import statement_of
+from noclobber.syntax.depending import depends_on
+from noclobber.syntax.tree import place_of
 
 SEVERITY = "warning"
 
@@ -90,19 +91,44 @@ def find(event: Event) -> Finding | None:
 
 
 def _only_shifts(event: Untracked) -> bool:
-    """Return True for `h.data = h.data + constant` in the source, which does not change the gradient."""
-    assigned = statement_of(event.write.site) if event.how == "assigned" and event.source is None else None
-    if not isinstance(assigned, ast.Assign) or not isinstance(assigned.value, ast.BinOp):
+    """Return True for `h.data = h.data + constant` in the source, which does not change the gradient.
+
+    `h.data = h.data + (new - h).detach()` says that the gradient should pass unchanged, as the same does without
+    `.data`.
+    """
+    place = place_of(event.write.site) if event.how == "assigned" and event.source is None else None
+    assigned = place.statement if place is not None else None
+    if place is None or not isinstance(assigned, ast.Assign) or not isinstance(assigned.value, ast.BinOp):
         return False
-    shift, target = assigned.value, _bare(assigned.targets[0])
-    operands = [shift.left, shift.right] if isinstance(shift.op, ast.Add) else [shift.left]
-    return isinstance(shift.op, (ast.Add, ast.Sub)) and target in map(_bare, operands)
+    shift, target = assigned.value, _text(assigned.targets[0])
+    sides = [(shift.left, shift.right)]
+    if isinstance(shift.op, ast.Add):
+        sides.append((shift.right, shift.left))
+    elif not isinstance(shift.op, ast.Sub):
+        return False
+    return any(
+        _text(one) == target
+        and (_is_way_to_another(other, target, shift.op) or not depends_on(place.file, other, target, assigned))
+        for one, other in sides
+    )
 
 
-def _bare(node: ast.expr) -> str:
+def _is_way_to_another(shift: ast.expr, target: str, op: ast.operator) -> bool:
+    """Return True for `new - h`, which is added to `h`, and for `h - new`, which is taken from it."""
+    shift = _bare(shift)
+    if not isinstance(shift, ast.BinOp) or not isinstance(shift.op, ast.Sub):
+        return False
+    return _text(shift.right if isinstance(op, ast.Add) else shift.left) == target
+
+
+def _text(node: ast.expr) -> str:
+    return ast.unparse(_bare(node))
+
+
+def _bare(node: ast.expr) -> ast.expr:
     """`h` for `h`, `h.data` and `h.detach()`."""
     node = node.func if isinstance(node, ast.Call) and not node.args else node
-    return ast.unparse(node.value if isinstance(node, ast.Attribute) and node.attr in ("data", "detach") else node)
+    return node.value if isinstance(node, ast.Attribute) and node.attr in ("data", "detach") else node
 
 
 def _unrecorded(event: Untracked) -> str:
