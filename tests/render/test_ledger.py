@@ -89,6 +89,13 @@ def test_the_page_loads_nothing_and_escapes_everything() -> None:
     assert not re.search(r"(src|href)=|url\(|@import|fetch\(", page)
 
 
+def test_a_page_of_saves_without_bytes_has_a_table_and_no_map() -> None:
+    page = render(Report(ledger=Ledger((Entry("t.py", 1, 1, "", "ExpBackward0", 0, 1, op="exp"),))), "html")
+    assert "kept for backward at the peak: 0 B in 1 storage" in page
+    assert "<td>exp</td>" in page
+    assert "<ol" not in page
+
+
 def test_a_map_names_what_is_kept_and_its_part() -> None:
     page = render(Report(ledger=LEDGER), "html")
     assert re.findall(r"<b><bdi>(.*?)</bdi></b> <span>(.*?)</span>", page) == [

@@ -24,7 +24,8 @@ def kept_for_backward(ledger: Ledger) -> str:
     """Return the section about what is kept, the largest first. Parameters and buffers live anyway, and are no part."""
     kept = shown(ledger)
     said = "".join(f"<p>{escape(one)}</p>" for one in summary(ledger))
-    return f"<section id='kept'><h2>Kept for backward</h2>{said}{_maps(kept)}{_table(kept)}</section>" if kept else said
+    maps = _maps(kept) if ledger.bytes else ""
+    return f"<section id='kept'><h2>Kept for backward</h2>{said}{maps}{_table(kept)}</section>" if kept else said
 
 
 def _maps(kept: Sequence[Entry]) -> str:
