@@ -189,6 +189,7 @@ def test_a_step_that_does_not_fit_says_what_frees_memory() -> None:
     assert "half the batch frees at most 625 B\n" in table(too_large)
     assert "checkpointing of each of the 3 modules of `Net.layers` frees at most 800 B\n" in table(too_large)
     assert "writing in place at 2 lines frees 300 B (`--hints`)\n" in table(too_large)
+    assert Report.from_json(render(Report(ledger=too_large), "json")).ledger == too_large
 
 
 def test_modules_that_stand_alone_in_a_list_are_no_blocks() -> None:

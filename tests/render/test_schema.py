@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator, ValidationError
 
-from noclobber.model.reports.ledger import Entry, Ledger
+from noclobber.model.reports.ledger import Entry, Ledger, Peak
 from noclobber.model.reports.process import Process
 from noclobber.model.reports.report import Coverage, Report, Suppressed
 
@@ -23,7 +23,12 @@ FULL = Report(
     tuple(FINDINGS.values()),
     Coverage(fake=True),
     processes=(Process("a", None, 1, "host", ("python", "train.py")),),
-    ledger=Ledger((Entry("train.py", 1, 1, "net", "ExpBackward0", 12, 1),)),
+    ledger=Ledger(
+        (Entry("train.py", 1, 1, "net", "ExpBackward0", 12, 1),),
+        peaks=(Peak("cuda:0", 100, 40, 40, 0, 12),),
+        in_place=12,
+        lines=1,
+    ),
     suppressed=(Suppressed(FINDINGS["stale_save"], "inSource", "by comment"),),
 )
 

@@ -154,8 +154,10 @@ def repeated(ledger: Ledger) -> Blocks | None:
 
 
 def ledger_out(ledger: Ledger) -> dict[str, Any]:
-    return {
+    document = {
         **some_of(ledger, "bytes", "parameters", "buffers", "path", "line", "backwards"),
         "entries": [asdict(one) for one in ledger.entries],
-        **({"peaks": [asdict(one) for one in ledger.peaks], "in_place": ledger.in_place} if ledger.peaks else {}),
     }
+    if ledger.peaks:
+        document |= {"peaks": [asdict(one) for one in ledger.peaks], **some_of(ledger, "in_place", "lines")}
+    return document
