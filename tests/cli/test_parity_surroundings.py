@@ -120,6 +120,12 @@ def test_source_of_stdin_and_code_is_known(tmp_path: Path) -> None:
         assert call([*RUN, *words], tmp_path, stdin=text).stdout.strip() == "# two"
 
 
+def test_source_of_code_has_the_lines_of_python(tmp_path: Path) -> None:
+    text = "import linecache, sys  # \x0c\nprint(linecache.getline(sys._getframe().f_code.co_filename, 2))\n"
+    for words in (["-"], ["-c", text]):
+        assert call([*RUN, *words], tmp_path, stdin=text).stdout.strip() == text.splitlines()[-1]
+
+
 def test_python_reads_a_script_from_a_pipe(tmp_path: Path) -> None:
     if sys.platform == "win32":
         pytest.skip("no /dev/stdin")

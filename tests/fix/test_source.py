@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from noclobber.fix.edits import source as source_module
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit, Source, changed_lines, diff, replace_file
+from noclobber.fix.proof.trials.source_overlay import Served
 from noclobber.model.reports.finding import Edit
-from noclobber.model.source import Span
+from noclobber.model.source import Span, source_line
 from tests.fix.breaking import are_apart, taken_by_the_letter
 
 
@@ -141,6 +142,12 @@ def test_a_file_stays_as_it_is_where_it_cannot_be_replaced(tmp_path, monkeypatch
         replace_file(Source(str(path), "new\n", "utf-8"))
     assert path.read_text() == "old\n"
     assert os.listdir(tmp_path) == ["a.py"]
+
+
+def test_a_text_in_place_of_a_file_has_the_lines_of_python(tmp_path):
+    path = str(tmp_path / "train.py")
+    assert Served({os.path.realpath(path): b"a = 1  # \x0c\r\nb = 2\r\n"}).read(path) is not None
+    assert source_line(path, 2) == "b = 2"
 
 
 def test_which_line_a_line_was_before():

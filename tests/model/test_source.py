@@ -5,7 +5,17 @@ import sysconfig
 
 import pytest
 
-from noclobber.model.source import Owner, Site, Span, claim_for_user, owner_of, site_of_traceback
+from noclobber.model.source import (
+    Owner,
+    Site,
+    Span,
+    claim_for_user,
+    give_source,
+    owner_of,
+    site_of_traceback,
+    source_line,
+    source_text,
+)
 
 
 def site_in(text, path, wanted):
@@ -28,6 +38,15 @@ def test_two_writes_on_one_line_are_told_apart():
 def test_columns_count_characters():
     text = "名前 = 'é'; h.add_(1)\n"
     assert site_in(text, "/p/wide.py", "h.add_(1)").span() == Span("/p/wide.py", 1, 11, 1, 20)
+
+
+@pytest.mark.parametrize("mark", ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
+def test_lines_end_where_python_ends_them(mark):
+    text = f"a = '{mark}'\nb = 2\n"
+    give_source("<given by a test>", text)
+    *_, (_, _, line) = compile(text, "<given by a test>", "exec").co_lines()
+    assert source_line("<given by a test>", line) == "b = 2"
+    assert source_text("<given by a test>") == text
 
 
 @pytest.mark.parametrize(

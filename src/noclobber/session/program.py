@@ -7,7 +7,6 @@ import builtins
 import contextlib
 import importlib.util
 import inspect
-import linecache
 import os
 import pkgutil
 import runpy
@@ -20,7 +19,7 @@ from importlib.machinery import BuiltinImporter, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from noclobber.model.source import Owner, claim_for_user, owner_of
+from noclobber.model.source import Owner, claim_for_user, give_source, owner_of
 
 
 class NotAProgram(Exception):
@@ -151,7 +150,7 @@ def _compiled(source: bytes, filename: str, shown: str) -> CodeType:
         raise NotAProgram(f"`{shown}` cannot be compiled: {error or type(error).__name__}") from None
     if filename.startswith("<"):
         claim_for_user(filename)
-        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+        give_source(filename, text)
     return code
 
 

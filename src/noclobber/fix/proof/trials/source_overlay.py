@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import io
-import linecache
 import os
 from types import CodeType
 from typing import IO
+
+from noclobber.model.source import give_source
 
 
 class Served:
@@ -21,9 +22,7 @@ class Served:
         """The text in place of a file, None where the file itself is to be read."""
         text = self._texts.get(os.path.realpath(path))
         if text is not None:
-            # Reports, tracebacks and `inspect` read source here. Without a time stamp it is never compared to the file.
-            decoded = importlib.util.decode_source(text)
-            linecache.cache[path] = (len(decoded), None, decoded.splitlines(keepends=True), path)
+            give_source(path, importlib.util.decode_source(text))
         return text
 
     def arm(self) -> None:
