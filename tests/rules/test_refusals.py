@@ -64,6 +64,13 @@ def test_what_trains_or_sets_up_a_weight_goes_under_no_grad(line: str, op: str, 
     assert texts[0] == f"import torch\nfor p in params:\n    with torch.no_grad():\n        {line}\n"
 
 
+def test_what_holds_a_text_of_several_lines_goes_under_nothing() -> None:
+    row = 'p -= rates["""one\n    two"""] * p.grad'
+    finding, texts = mended(f"import torch\nfor p in params:\n    {row}\n", row, LEAF, "aten::sub_", tensor=PARAMETER)
+    assert "update the weights" in helped(finding)
+    assert not any("    with torch.no_grad()" in one for one in texts)
+
+
 def test_a_sum_of_losses_and_an_activation_are_written_out_of_place() -> None:
     finding, texts = mended("for x in data:\n    total += loss(x)\n", "total += loss(x)", LEAF, "aten::add_")
     assert "for x in data:\n    total = total + loss(x)\n" in texts

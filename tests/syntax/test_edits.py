@@ -178,6 +178,14 @@ def test_statements_under_no_grad() -> None:
     assert under_no_grad(shared, shared.tree.body[:1]) == ()
 
 
+@pytest.mark.parametrize("text", ['"""one\n  two"""', 'f"""one {a}\n  two"""', 'b"""one\n  two"""', '"one\\\n  two"'])
+def test_a_text_of_several_lines_is_not_moved(text: str) -> None:
+    file = parsed(f"w -= scale({text}) * w.grad\n")
+    assert under_no_grad(file, file.tree.body) == ()
+    several = parsed(f"with a:\n    b = {text}\n")
+    assert unwrapped(several, several.tree.body[0]) == ()  # type: ignore[arg-type]
+
+
 def test_a_with_taken_off() -> None:
     file = parsed("def f():\n  with a, b(\n  ):\n    # first\n    c = (1,\n      2)  # two\n\n    d()\n  e()\n")
     (block,) = (one for one in ast.walk(file.tree) if isinstance(one, ast.With))
@@ -185,8 +193,6 @@ def test_a_with_taken_off() -> None:
     assert edited(file, unwrapped(file, block)) == text
     inline = parsed("with a: b()\n")
     assert unwrapped(inline, inline.tree.body[0]) == ()  # type: ignore[arg-type]
-    several = parsed('with a:\n    b = """\n    """\n')
-    assert unwrapped(several, several.tree.body[0]) == ()  # type: ignore[arg-type]
 
 
 def test_a_decorator_taken_out() -> None:

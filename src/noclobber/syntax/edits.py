@@ -176,9 +176,10 @@ def without_retaining(file: File, call: ast.Call) -> Edit | None:
 
 
 def under_no_grad(file: File, rows: Sequence[ast.stmt]) -> tuple[Edit, ...]:
-    """Put statements that follow each other under one `with torch.no_grad():`; empty where one shares its lines."""
+    """Put statements that follow each other under one `with torch.no_grad():`; empty where that cannot be done: one
+    shares its lines, or holds a text of several."""
     blanks, deeper, edits = file.indent(rows[0]), file.indentation(), []
-    if any(file.own_lines(one) is None for one in rows):
+    if any(file.own_lines(one) is None or has_text_of_lines(one) for one in rows):
         return ()
     for one in rows:
         start = file.span(one)

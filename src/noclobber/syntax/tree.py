@@ -360,5 +360,5 @@ def _placed(node: ast.AST) -> Iterator[Placed]:
 
 
 def has_text_of_lines(row: ast.stmt) -> bool:
-    """Return True if a text of several lines stands in a statement: to move it would change it."""
-    return any(isinstance(one.value, str) and last_line(one) > one.lineno for one in walk(row, ast.Constant))
+    """Return True if a text of several lines, or bytes, stands in a statement: to move it would change it."""
+    return any(isinstance(one.value, (str, bytes)) and last_line(one) > one.lineno for one in walk(row, ast.Constant))

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TypeGuard
 
-from noclobber.mend.change import LAST_RESORT, Change
+from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.giving import given_by, given_for
 from noclobber.mend.holders.holding import holds_alone, writes_through
 from noclobber.mend.holders.making import CONTAINERS, bound_to, only_computes, passes_on
@@ -97,7 +97,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
         if hasattr(found, "body") or file.own_lines(found) is None:
             continue
         if rows := _sound_rows(scene, write):
-            yield Change(_TITLE, under_no_grad(file, rows), 0, Cure.NO_GRAD, is_sound=True)
+            yield from change(_TITLE, under_no_grad(file, rows), 0, Cure.NO_GRAD, is_sound=True)
         event = scene.finding.event
         is_constant = isinstance(event, Refusal) and event.carries_gradient is False and not differentiates(file)
         of_itself = is_constant or (isinstance(event, Refusal) and event.of_itself)
@@ -108,8 +108,8 @@ def under_mode(scene: Scene) -> Iterator[Change]:
         more = 0 if likely else LAST_RESORT
         rows = file.beside(found, partial(_goes_on, file, write.name), above=False)
         if len(rows) > 1:
-            yield Change(_TITLE, under_no_grad(file, rows), more)
-        yield Change(_TITLE, under_no_grad(file, [found]), 1 + more)
+            yield from change(_TITLE, under_no_grad(file, rows), more)
+        yield from change(_TITLE, under_no_grad(file, [found]), 1 + more)
         scope = file.scope(found)
         if isinstance(scope, FUNCTION) and not returned(scope):
             decorator = insert(file, first_line(scope), 1, f"{file.indent(scope) or ''}@torch.no_grad()\n")
