@@ -58,10 +58,13 @@ _NO_TENSORS = (*NAMESPACES, "nn", "init", "utils", "math", "np", "numpy")
 FLAG_AT = {
     **dict.fromkeys(("ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid"), 0),
     **dict.fromkeys(("LeakyReLU", "ELU", "CELU", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"), 1),
+    "FeatureAlphaDropout": 1,
     **dict.fromkeys(("Hardtanh", "Threshold", "RReLU"), 2),
     **dict.fromkeys(("relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"), 1),
     **dict.fromkeys(("leaky_relu", "elu", "celu"), 2),
     **dict.fromkeys(("hardtanh", "threshold", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), 3),
+    "feature_alpha_dropout": 3,
+    "rrelu": 4,
 }
 """The place of the argument `inplace` of modules and functions."""
 
