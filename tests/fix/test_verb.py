@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -203,6 +204,13 @@ def test_what_cannot_be_run_is_refused_in_words(words, text, told, tmp_path):
     assert done.status == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reason_without_words_is_told_by_its_name(tmp_path):
+    (tmp_path / "program.py").write_text("-" * 200_000 + "1")  # a MemoryError, which has no text in Python 3.11
+    done = noclobber(["fix", "program.py"], tmp_path)
+    assert done.status == 2
+    assert re.search(r"`program.py` cannot be compiled: \w", done.stderr)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

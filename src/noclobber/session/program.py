@@ -147,7 +147,7 @@ def _compiled(source: bytes, filename: str, shown: str) -> CodeType:
         said = f"byte {error.start} is not text in {error.encoding.upper()}"
         raise NotAProgram(f"`{shown}` is not a Python program: {said}") from None
     except (MemoryError, RecursionError, OverflowError) as error:
-        raise NotAProgram(f"`{shown}` cannot be compiled: {error or type(error).__name__}") from None
+        raise NotAProgram(f"`{shown}` cannot be compiled: {str(error) or type(error).__name__}") from None
     if filename.startswith("<"):
         claim_for_user(filename)
         give_source(filename, text)
