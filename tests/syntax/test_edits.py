@@ -92,6 +92,15 @@ def test_statements_put_in() -> None:
         assert wanted in edited(file, [edit])
 
 
+def test_no_statement_is_put_in_before_an_elif() -> None:
+    file = parsed("if a:\n    b()\nelif f(h):\n    c()\nelse:\n    if g(h):\n        d()\n")
+    assert before(file, node_at(file, "f(h)"), "h = 1") is None
+    edits = [before(file, node_at(file, piece), "h = 1") for piece in ("a", "c()", "g(h)")]
+    assert edited(file, [one for one in edits if one is not None]) == (
+        "h = 1\nif a:\n    b()\nelif f(h):\n    h = 1\n    c()\nelse:\n    h = 1\n    if g(h):\n        d()\n"
+    )
+
+
 def test_statements_taken_out() -> None:
     file = parsed(BLOCK)
     edit = remove(file, node_at(file, "h + 1"))

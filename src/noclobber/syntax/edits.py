@@ -49,9 +49,10 @@ def rewritten(file: File, span: Span, edits: Iterable[Edit]) -> str:
 
 
 def before(file: File, node: ast.AST, *lines: str) -> Edit | None:
-    """Put statements before the one that holds a node; on the same line where that one shares its line."""
+    """Put statements before the one that holds a node; on the same line where that one shares its line. None before an
+    `elif`, where none can stand."""
     row = file.nearest(node, ast.stmt)
-    if row is None:
+    if row is None or (isinstance(row, ast.If) and file.source(row).startswith("elif")):
         return None
     blanks = file.indent(row)
     joint = "; " if blanks is None else f"\n{blanks}"
