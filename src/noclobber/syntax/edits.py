@@ -141,6 +141,8 @@ def with_argument(file: File, call: ast.Call, text: str) -> Edit:
     if not given:
         return insert(file, span.end_line, span.end_column - 1, text)
     last = file.span(max(given, key=starts))
+    if (last.end_line, last.end_column) == (span.end_line, span.end_column):
+        return Edit(last, f"({file.slice(last)}, {text})")  # a generator alone: its parentheses are those of the call
     rest = file.slice(Span(file.path, last.end_line, last.end_column, span.end_line, span.end_column))
     rest = re.sub(r"#.*", "", rest)
     if "," in rest or ")" in rest[:-1]:
