@@ -54,6 +54,14 @@ def test_prefixes_and_line_breaks_of_launchers_and_pytest() -> None:
         assert parse(text) == StaleMessage("torch.FloatTensor", (3, 4), "Exp", 3, 0), prefix
 
 
+@pytest.mark.parametrize("number", ["[3, 4]", "version 3", "version 0"])
+def test_a_number_that_is_too_long_to_be_read(number: str) -> None:
+    longer = number.replace("3", "3" * 5000).replace("0", "1" * 5000)
+    text = f"{HEAD}: {EXP.format(node='Exp').replace(number, longer)}"
+    assert parse(text) == StaleMessage()
+    assert "does not say which" in explanation(text)
+
+
 def test_the_oldest_wording_names_nothing() -> None:
     assert parse(f"RuntimeError: {HEAD}") == StaleMessage()
     assert "does not say which" in explanation(f"RuntimeError: {HEAD}")

@@ -41,14 +41,21 @@ class StaleMessage:
 
 
 def parse(text: str) -> StaleMessage | None:
-    """Find the stale-save message in a text, which may be a traceback, wrapped, or prefixed by `[rank0]:`."""
+    """Find the stale-save message in a text, which may be a traceback, wrapped, or prefixed by `[rank0]:`.
+
+    Numbers that are longer than Python reads are none of PyTorch's: then the message says no more than before 1.2.
+    """
     found = _STALE.search(joined(text))
     if found is None:
         return None
     if found["type"] is None:
         return StaleMessage()
-    sizes = tuple(int(size) for size in found["sizes"].replace(",", " ").split())
-    return StaleMessage(found["type"], sizes, found["node"] or "", int(found["version"]), int(found["expected"]))
+    try:
+        sizes = tuple(int(size) for size in found["sizes"].replace(",", " ").split())
+        version, expected = int(found["version"]), int(found["expected"])
+    except ValueError:
+        return StaleMessage()
+    return StaleMessage(found["type"], sizes, found["node"] or "", version, expected)
 
 
 def explanation(text: str) -> str | None:
