@@ -51,10 +51,10 @@ _ON_A_NODE = 8
 def gpu_of(text: str, world_size: int = 0) -> Gpu:
     """Read "cuda", "cuda:8", "cuda:H100" or "cuda:8xH100". Where no count is given, each rank of a node has its own.
     Raises ValueError with words for a person."""
-    found = re.fullmatch(r"(cuda|xpu|cpu)(?::(?:(\d+)(?:x|$))?([A-Za-z]\w*)?)?", text)
+    found = re.fullmatch(r"(cuda|xpu|cpu)(?::(?:0*([1-9]\d*)(?:x|$))?([A-Za-z]\w*)?)?", text)
     known = {name.lower(): name for name in _GPUS}
     name = known.get((found[3] or "H100").lower()) if found else None
-    if found is None or name is None or found[2] == "0":
+    if found is None or name is None:
         raise ValueError(f"{text!r} is not a device: write cuda, cuda:8xH100, xpu or cpu; GPUs: {', '.join(_GPUS)}")
     count = int(found[2] or min(max(world_size, 1), _ON_A_NODE))
     return Gpu(found[1], 0 if found[1] == "cpu" else count, name)
