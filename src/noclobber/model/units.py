@@ -25,7 +25,7 @@ def size(count: int) -> str:
     """A number of bytes: `96 B`, `1.5 kB`."""
     number, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
-        if number < 1000:
+        if round(number, 1) < 1000:
             break
         number, unit = number / 1000, larger
     return f"{count} B" if unit == "B" else f"{number:.1f} {unit}"
