@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from noclobber.mend.holders.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
-from noclobber.model.seen.operators import MAYBE_SAME, SPLITS, VIEWS
+from noclobber.model.seen.operators import FLAT, MAYBE_SAME, SPLITS, VIEWS
 
 COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}
 """Functions in Python that run operators of other names."""
@@ -94,3 +94,18 @@ def test_a_view_shares_its_bytes(name):
     found = found(*GIVEN.get(name, ())) if callable(found) else found
     for part in found if name in SPLITS else (found,):
         assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+TWO = ("eq", "ge", "gt", "heaviside", "le", "logical_and", "logical_or", "lt", "ne")
+
+
+@pytest.mark.parametrize("name", sorted(FLAT - {"len"}))
+def test_a_small_change_changes_nothing_of_what_has_no_derivative(name):
+    def result(values):
+        torch.manual_seed(0)
+        given = (values.new_full((3,), 0.5),) if name in TWO else (1,) if name == "multinomial" else ()
+        found = getattr(values, name)(*given)
+        return found.tolist() if isinstance(found, torch.Tensor) else found
+
+    values = torch.tensor([0.2, 0.7, 0.4], dtype=torch.float64)
+    assert result(values) == result(values + 1e-6)
