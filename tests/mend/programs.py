@@ -2440,35 +2440,6 @@ def run():
 """,
         lambda x, w: _of_product(x, w, torch.tensor([[2.0], [3.0], [4.0]], dtype=x.dtype).expand(3, 4)),
     ),
-    "rows that a loop writes, one of which is read in other runs": (
-        """
-def scaled(maps, first):
-    maps = maps * 2
-    one = maps[0] if first else None
-    for row in maps:
-        row -= 1
-        row *= 3
-    return one if first else maps
-def run():
-    scaled(x @ w, False).square().sum().backward()
-""",
-        lambda x, w: _gradients(x, w, lambda h: ((h * 2 - 1) * 3).square().sum()),
-    ),
-    "rows that a loop writes, of a list in other runs": (
-        """
-def scaled(maps):
-    for row in maps:
-        row -= 1
-        row *= 3
-    return maps[0].sum()
-def run():
-    maps = x @ w
-    if len(maps) > 9:
-        maps = list(maps)
-    scaled(maps).backward()
-""",
-        lambda x, w: _gradients(x, w, lambda h: ((h - 1) * 3)[0].sum()),
-    ),
     "rows that a loop writes, of what another name shows": (
         """
 def run():
@@ -3396,6 +3367,93 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "weights that are written before a backward whose loss is still added to by another name": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+def run():
+    loss = net(net(x)).square().sum()
+    total = loss
+    with torch.no_grad():
+        net.weight.mul_(0.5)
+    total += net.bias.sum()
+    loss.backward()
+    w.grad = net.weight.grad
+""",
+    "weights that are written before a backward by what an optimizer of the turn may follow": """
+net = nn.Linear(4, 4, dtype=torch.float64)
+def run():
+    loss = net(net(x)).square().sum()
+    with torch.no_grad():
+        net.weight.mul_(0.5)
+    for one in net.parameters():
+        one.requires_grad = False
+    loss.backward()
+    w.grad = net.weight.grad
+""",
+    "a leaf whose first values may carry a gradient in the next turn": """
+low = torch.tensor(0.5, dtype=torch.float64)
+def points():
+    at = torch.ones(4, dtype=torch.float64).requires_grad_()
+    at[0] = low
+    return at
+def run():
+    for _ in range(2):
+        (points() @ w).sum().backward()
+        low.requires_grad_(True)
+""",
+    "a leaf that gets a number and a weight of the same object": """
+class Ends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.low = torch.tensor(0.5, dtype=torch.float64)
+        self.high = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    def forward(self):
+        at = torch.ones(4, dtype=torch.float64).requires_grad_()
+        at[0] = self.low
+        at[-1] = self.high
+        return at
+ends = Ends()
+def run():
+    (ends() @ w).sum().backward()
+""",
+    "rows that a loop writes by what saves its result": """
+def run():
+    maps = x @ w
+    for row in maps.unbind(0):
+        row.tanh_()
+    maps.square().sum().backward()
+""",
+    "a view that is made without gradients, and read as a constant too": """
+def run():
+    h = x @ w
+    with torch.no_grad():
+        top = h[:1]
+    gap = h[1:] - top
+    top.add_(1)
+    (gap.square().sum() + h.sum()).backward()
+""",
+    "rows that a loop writes, of a list in other runs": """
+def scaled(maps):
+    for row in maps:
+        row -= 1
+        row *= 3
+    return maps[0].sum()
+def run():
+    maps = x @ w
+    if len(maps) > 9:
+        maps = list(maps)
+    scaled(maps).backward()
+""",
+    "rows that a loop writes, one of which is read in other runs": """
+def scaled(maps, first):
+    maps = maps * 2
+    one = maps[0] if first else None
+    for row in maps:
+        row -= 1
+        row *= 3
+    return one if first else maps
+def run():
+    scaled(x @ w, False).square().sum().backward()
+""",
     "weights that are written by one of several callbacks": """
 teacher = nn.Linear(4, 4, dtype=torch.float64)
 def update():

@@ -38,9 +38,10 @@ from noclobber.mend.new_tensors.new_wholes import new_wholes
 from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.rows_in_lists import as_lists
 from noclobber.mend.new_tensors.view_writes import views
+from noclobber.mend.order.earlier_backwards import backward_first
 from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.later_views import views_later
-from noclobber.mend.order.later_writes import backward_first, hook_later, put_off
+from noclobber.mend.order.later_writes import hook_later, put_off
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit, Finding

@@ -64,6 +64,7 @@ from noclobber.syntax.names import (
     targets,
     unindexed,
     uses,
+    value_given,
     values,
 )
 from noclobber.syntax.tree import (
@@ -71,6 +72,7 @@ from noclobber.syntax.tree import (
     FUNCTION,
     File,
     Function,
+    Node,
     Scope,
     ends,
     first_line,
@@ -185,14 +187,35 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
                 made_of.append(row)
                 names |= _tracked(row)
     held = {one.attr for row in made_of for one in walk(row, ast.Attribute) if called_by(file, one) is None}
-    return bool(set_later(file, *held - {"grad", "data"}))
+    held -= {"grad", "data"}
+    own = {one.name for one in functions(file.tree)}
+    return (
+        bool(set_later(file, *held))
+        or any(_is_of_object_alone(file, one) for one in attributes_set(file, *held))
+        or any(called(one) in own for row in made_of for one in _tracking(row, ast.Call))
+        or any(last_name(one.value) in known | held for one in attributes(file.tree, "requires_grad", "requires_grad_"))
+    )
+
+
+def _is_of_object_alone(file: File, attribute: ast.Attribute) -> bool:
+    """`self.low = low` in `__init__`, where `low` may be another tensor for another object."""
+    row, scope = file.statement(attribute), file.scope(attribute)
+    value = value_given(file, attribute) if isinstance(row, ast.Assign) else None
+    if not isinstance(value, ast.Name) or value.id not in parameters(scope):
+        return False
+    return not _has_number_as_default(file, value.id, scope) and len(given_for(file, value.id, scope)) != 1
+
+
+def _tracking(made_of: ast.AST, *kinds: type[Node]) -> list[Node]:
+    """The parts of some kinds of a value, but for those whose gradient ends there: `w.detach()`, `len(xs)`."""
+    ending = [one for one in walk(made_of, ast.Call) if is_untracked(one) or called(one) == "detach"]
+    ended = {each for one in ending for each in ast.walk(one)}
+    return [one for one in walk(made_of, *kinds) if one not in ended]
 
 
 def _tracked(made_of: ast.AST) -> set[str]:
-    """The names that a value is made of, but for those whose gradient ends there: `w.detach()`, `len(xs)`."""
-    ending = (one for one in walk(made_of, ast.Call) if is_untracked(one) or called(one) == "detach")
-    ended = {each for one in ending for each in walk(one, ast.Name)}
-    return {one.id for one in walk(made_of, ast.Name) if isinstance(one.ctx, ast.Load) and one not in ended}
+    """The names among these parts."""
+    return {one.id for one in _tracking(made_of, ast.Name) if isinstance(one.ctx, ast.Load)}
 
 
 def _is_refused_too(file: File, write: ast.stmt) -> bool:
@@ -245,8 +268,15 @@ def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
     first = write.statement
     if not _sets_item(row) or not isinstance(first, ast.Assign):
         return False
-    is_same = write_in(file, row).name == write.name and names_in(first.value) >= names_in(row.value)
+    is_same = write_in(file, row).name == write.name and _chains(file, first.value) >= _chains(file, row.value)
     return is_same and all(map(only_computes, walk(row.value, ast.Call)))
+
+
+def _chains(file: File, value: ast.expr) -> set[str]:
+    """`self.low` and `table[0]` of `self.low + table[0].exp()`."""
+    found = [one for one in walk(value, ast.Name, ast.Attribute, ast.Subscript) if called_by(file, one) is None]
+    longer = {getattr(one, "value", None) for one in found}
+    return {ast.unparse(one) for one in found if one not in longer and not is_namespace(one)}
 
 
 def _sets_item(row: ast.stmt) -> TypeGuard[ast.Assign]:
@@ -262,10 +292,26 @@ def _is_begun(file: File, write: WriteSyntax) -> bool:
     made = getattr(bound[-1], "value", None) if bound and is_own(scope, name) else None
     if not isinstance(made, ast.Call):
         return False
-    is_leaf = is_given(made, "requires_grad", True) or (called(made) == "requires_grad_" and not values(made))
+    begun = owner(made) if called(made) == "requires_grad_" and not values(made) else None
+    is_leaf = is_given(made, "requires_grad", True) if begun is None else _is_of_numbers(file, begun)
     between = (one for one in uses(scope, name) if starts(bound[-1]) < starts(one) < starts(found))
     writing = [bound[-1], *writes_through(file, scope, name)]
     return is_leaf and all(file.statement(one) in writing for one in between)
+
+
+def _is_of_numbers(file: File, value: ast.expr) -> bool:
+    """Whether a value is a new tensor that the function computes from numbers alone: no gradient leads through it."""
+    if not isinstance(value, (ast.Call, ast.BinOp)):
+        return False
+    if not all(map(only_computes, walk(value, ast.Call))):
+        return False
+    for one in _tracking(value, ast.Name):
+        if is_numeric(file, one) or _is_given_numbers(file, one) or one.id == "torch":
+            continue
+        made = definition(file, one, value)
+        if made is None or not _is_of_numbers(file, made):
+            return False
+    return True
 
 
 def _sets(file: File, name: str, row: ast.stmt) -> bool:
@@ -287,11 +333,12 @@ def _has_number_as_default(file: File, name: str, function: Scope) -> bool:
     default = next(
         (one for each, one in (*own, *zip(of.kwonlyargs, of.kw_defaults, strict=True)) if each.arg == name), None
     )
-    calls_to = [(one, called_by(file, one)) for one in mentioned(file, function.name)]
-    given = [given_by(file, one, name, function) or default for one, _ in calls_to]
-    return all(call is not None and not has_stars(call) for _, call in calls_to) and all(
-        map(is_number, [default, *given])
-    )
+    of_class = file.class_of(function) if function.name == "__init__" else None
+    mentions = mentioned(file, function.name if of_class is None else of_class.name)
+    calls_to = [called_by(file, one) for one in mentions]
+    given = [given_by(file, one, name, function) or default for one in mentions]
+    known = bool(mentions) and all(one is not None and not has_stars(one) for one in calls_to)
+    return known and all(map(is_number, [default, *given]))
 
 
 def _sets_leaf(file: File, row: ast.stmt) -> bool:

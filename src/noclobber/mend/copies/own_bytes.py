@@ -19,6 +19,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_for
 from noclobber.mend.holders.holding import is_new, is_read_last, writes_through
 from noclobber.mend.holders.seen import hold_alone, holders_at
+from noclobber.mend.new_tensors.view_writes import is_written_alone, saves_nothing
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.events import Refusal
@@ -28,6 +29,7 @@ from noclobber.rules.shared.texts import function_of
 from noclobber.syntax.edits import append, replace, undecorated, unwrapped
 from noclobber.syntax.names import (
     bindings,
+    call_of,
     called,
     called_by,
     calls,
@@ -48,7 +50,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Function, Scope, ends, functions, starts, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Scope, ends, functions, starts, walk
 from noclobber.syntax.writes import WriteSyntax, base_of, is_number, writes
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
@@ -215,14 +217,16 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
     Sound where the files make such views in one place, which does nothing else, and PyTorch takes the write then.
     """
     written = scene.writes() if scene.code == "NC304" else []
-    found = list[tuple[str, tuple[Edit | None, ...], list[ast.stmt]]]()
+    found = list[tuple[File, str, tuple[Edit | None, ...], list[ast.stmt]]]()
     for file in dict.fromkeys([*(write.file for write in written), *(scene.files() if written else ())]):
         for block in walk(file.tree, ast.With):
             nodes = [one for row in block.body for one in ast.walk(row)]
             writing = any(isinstance(one, ast.Call) and writes(one) for one in nodes)
             writing |= any(write.node in nodes for write in written)
             if not writing and [called(one.context_expr) for one in block.items] in (["no_grad"], ["inference_mode"]):
-                found.append(("make these views with gradients recorded", tuple(unwrapped(file, block)), block.body))
+                found.append(
+                    (file, "make these views with gradients recorded", tuple(unwrapped(file, block)), block.body)
+                )
         for function in functions(file.tree):
             taken = calls(function, *VIEWS, *SPLITS) != []
             inside = any(function in file.around(write.node) for write in written)
@@ -232,14 +236,15 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
                 if called(one) not in ("no_grad", "inference_mode"):
                     continue
                 gone, title = undecorated(file, one), f"make the views of `{function.name}` with gradients recorded"
-                found.append((title, (gone,), function.body))
+                found.append((file, title, (gone,), function.body))
                 lists = [each.value for each in walk(function, ast.Return) if isinstance(each.value, ast.ListComp)]
                 lazy = [replace(file, each, f"({file.source(each)[1:-1]})") for each in lists]
                 if lazy:
-                    found.append((f"{title}, one at a time", (gone, *lazy), function.body))
-    is_taken = len(found) == 1 and scene.may_be_recorded and _saves_nothing(scene)
-    for title, edits, body in found:
-        yield from change(title, edits, 2, is_sound=is_taken and all(map(_takes_views, body)))
+                    found.append((file, f"{title}, one at a time", (gone, *lazy), function.body))
+    is_taken = len(found) == 1 and scene.may_be_recorded
+    for file, title, edits, body in found:
+        is_sound = is_taken and all(map(_takes_views, body)) and _are_only_written(scene, file, body)
+        yield from change(title, edits, 2, is_sound=is_sound)
 
 
 def _takes_views(row: ast.stmt) -> bool:
@@ -254,22 +259,34 @@ def _takes_views(row: ast.stmt) -> bool:
     )
 
 
-_SAVING_NOTHING = (
-    "aten::add_",
-    "aten::sub_",
-    "aten::mul_",
-    "aten::div_",
-    "aten::neg_",
-    "aten::fill_",
-    "aten::zero_",
-    "aten::copy_",
-)
-"""Writes whose nodes save nothing of the old or the new value, if they are given what carries no gradient."""
+def _are_only_written(scene: Scene, file: File, body: list[ast.stmt]) -> bool:
+    """Whether the views that some statements take are only written, by statements that save nothing of them: by their
+    names, or where the one call of the function gives them."""
+    scope = file.scope(body[0])
+    bound = [one.id for row in body if isinstance(row, ast.Assign) for one in walk(row.targets[0], ast.Name)]
+    given = [each for row in walk(scope, ast.Return) for each in walk(row, ast.Name, ast.Subscript)]
+    read = [use for name in bound for use in uses(scope, name) if file.statement(use) not in body]
+    if not all(_is_only_written(file, use) for use in read if use not in given):
+        return False
+    if not given:
+        return True
+    named = [(each, one) for each in scene.files() for one in mentions(each, getattr(scope, "name", ""))]
+    calls = [(each, called_by(each, one)) for each, one in named]
+    return len(calls) == 1 and all(call is not None and _is_given_to_writes(each, call) for each, call in calls)
 
 
-def _saves_nothing(scene: Scene) -> bool:
-    event = scene.finding.event
-    return isinstance(event, Refusal) and event.op in _SAVING_NOTHING and event.carries_gradient is False
+def _is_only_written(file: File, use: ast.Name) -> bool:
+    return is_written_alone(file, use) and saves_nothing(file.statement(use))
+
+
+def _is_given_to_writes(file: File, call: ast.Call) -> bool:
+    """`for edge in edges(h): edge *= 2`, `edge(h).add_(1)`."""
+    above = file.above[call]
+    if isinstance(above, FOR) and above.iter is call and isinstance(above.target, ast.Name):
+        used = [one for one in uses(file.scope(above), above.target.id) if one is not above.target]
+        return all(_is_only_written(file, one) and file.statement(one) in above.body for one in used)
+    written = called_by(file, above) if isinstance(above, ast.Attribute) else None
+    return written is not None and call_of(file.above[written]) is written and saves_nothing(file.statement(written))
 
 
 _MAKERS = ("torch.zeros", "torch.ones", "torch.empty", "torch.full")

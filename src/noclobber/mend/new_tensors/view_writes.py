@@ -34,7 +34,7 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import File, starts, walk
+from noclobber.syntax.tree import File, ends, starts, walk
 from noclobber.syntax.writes import WriteSyntax, writes
 
 
@@ -56,15 +56,17 @@ def _written_otherwise(scene: Scene) -> Iterator[Change]:
 def _by_index(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     """`for c, m in zip(x, M): c.mul_(m)` as `for i, m in zip(range(len(x)), M): x[i].mul_(m)`: the same writes.
 
-    Sound where the loop does nothing else with the views, and PyTorch takes such writes.
+    Sound where PyTorch takes such writes, whose nodes save nothing of `x`, and where the loop does nothing else.
     """
     file, found = write.file, taken(write)
     source = _indexable(file, found.whole) if found is not None else None
     if found is None or source is None:
         return
     (loop, target, whole), (text, length), used = found, source, names_used(file.scope(found.loop))
-    uses = [one for row in loop.body for one in uses_in(row, write.name)]
-    if any(is_stored(file, one) for one in uses):
+    written = [one for row in loop.body for one in uses_in(row, write.name)]
+    root = text.partition("[")[0].partition(".")[0]
+    below = uses(file.scope(loop), write.name, ast.Load)
+    if any(is_stored(file, one) for one in written) or any(starts(one) >= ends(loop) for one in below):
         return
     counted = _counter(file, loop, target)
     index = counted or next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)
@@ -72,12 +74,13 @@ def _by_index(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     edits = [replace(file, target, index), replace(file, whole, ranged)]
     if counted:
         edits = [replace(file, loop.target, index), replace(file, loop.iter, ranged)]
-    edits += [replace(file, one, text.replace("#", index)) for one in uses]
-    is_sound = scene.may_be_recorded and all(
-        _is_written_alone(file, one) and file.statement(one) in loop.body for one in uses
+    edits += [replace(file, one, text.replace("#", index)) for one in written]
+    is_sound = scene.may_be_recorded and (isinstance(whole, ast.Call) or root not in parameters(file.scope(loop)))
+    is_sound &= {file.statement(one) for one in written} == {*loop.body} and all(
+        is_written_alone(file, one) and saves_nothing(file.statement(one)) for one in written
     )
+    is_sound &= all(root not in names_used(row) for row in loop.body)
     yield Change("index instead of iterating", tuple(edits), 1, is_sound=is_sound)
-    root = text.partition("[")[0]
     if is_read_below(file, root, loop):
         clone = cloned_before(file, loop, root)
         yield from change(f"index a clone of `{root}` instead of iterating", [clone, *edits], 2)
@@ -115,7 +118,7 @@ def _inlined(write: WriteSyntax, cost: int, *, is_refused: bool) -> Iterator[Cha
         if name not in made or one.lineno >= write.statement.lineno:
             continue
         later = [use for use in walk(scope, ast.Name) if use.id in made and use.lineno > one.lineno]
-        written = [use for use in later if _is_written_alone(file, use)]
+        written = [use for use in later if is_written_alone(file, use)]
         gone = remove(file, one) if written == later else None
         edits = [*(replace(file, use, file.source(made[use.id])) for use in written), *([gone] if gone else [])]
         if written:
@@ -124,7 +127,18 @@ def _inlined(write: WriteSyntax, cost: int, *, is_refused: bool) -> Iterator[Cha
             yield Change(title, tuple(edits), cost, is_sound=is_sound)
 
 
-def _is_written_alone(file: File, use: ast.Name) -> bool:
+_SAVING_NOTHING = ("add_", "copy_", "div_", "fill_", "mul_", "neg_", "sub_", "zero_")
+"""Writes whose nodes save nothing of the new value, nor of the old one but in a copy of their own (torch 2.13)."""
+
+
+def saves_nothing(row: ast.stmt | None) -> bool:
+    """Return True for a write in place, such as `row *= 2`, after which the same memory may be written again."""
+    if isinstance(row, ast.AugAssign):
+        return isinstance(row.op, (ast.Add, ast.Sub, ast.Mult, ast.Div))
+    return called(call_of(row)) in _SAVING_NOTHING
+
+
+def is_written_alone(file: File, use: ast.Name) -> bool:
     """`tail.copy_(e)`, `tail += e`: whether a statement writes to a name and does nothing else with it."""
     above = file.above[use]
     if isinstance(above, ast.AugAssign):

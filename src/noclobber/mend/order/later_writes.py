@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.holding import owns, writes_through
-from noclobber.mend.holders.making import is_of_object, module_called, only_computes
+from noclobber.mend.holders.holding import owns
+from noclobber.mend.order.passing import LEAVING, is_apart, uses_gradients
 from noclobber.mend.order.steps import operands
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
@@ -32,13 +32,10 @@ from noclobber.model.seen.operators import DRAWING
 from noclobber.model.seen.silent import Drift, LostHook
 from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
 from noclobber.syntax.names import (
-    UNRECORDING,
-    attributes,
     call_of,
     called,
     calls,
     dotted,
-    is_stored,
     is_untracked,
     last_name,
     names_in,
@@ -47,7 +44,6 @@ from noclobber.syntax.names import (
     names_used,
     own_names,
     owner,
-    parameters,
     unindexed,
     values,
 )
@@ -65,8 +61,6 @@ from noclobber.syntax.tree import (
 )
 from noclobber.syntax.writes import writes
 
-_LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await, *FUNCTION)
-"""What changes its meaning, or cannot stand, in another place."""
 IsOwn = Callable[[ast.expr], bool]
 """Whether the tensor of a name shares no memory with what is written."""
 
@@ -78,12 +72,12 @@ def put_off(scene: Scene) -> Iterator[Change]:
         return
     cost = 1 if scene.is_trained or scene.drifts else 4
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
-    statements = dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)])
+    statements = dict.fromkeys([*made_by(scene, read), *calls_of_writers(scene, read)])
     found = (each for one in statements for each in _put_off(scene, read, one, cost))
     yield from sorted(found, key=lambda one: not one.is_sound)
 
 
-def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
+def made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
     """What stands in the function of the backward and makes a write, or leads to it by the calls that were seen."""
     sites = [site for one in scene.finding.writes for site in (*one.calls, one.site) if site is not None]
     for place in (scene.at(site.span()) for site in sites):
@@ -91,7 +85,7 @@ def _made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
             yield place.node
 
 
-def _calls_of_writers(scene: Scene, read: Place) -> Iterator[ast.AST]:
+def calls_of_writers(scene: Scene, read: Place) -> Iterator[ast.AST]:
     """The same by the text alone: calls of the functions that write, by their names."""
     scope = read.file.scope(read.row)
     for write in scene.writes():
@@ -117,89 +111,20 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
     passed = _passed(scene, file, heads, rows[end:], rows[second])
     if (
         not passed
-        or _runs_what_it_is_given(scene, file, heads)
+        or not is_apart(scene, file, heads)
         or any(file.own_lines(one) is None for one in (*moved, passed[-1]))
     ):
         return
     if block is None:
         lines, title = (lines_of(file, moved[0])[0], last_line(moved[-1])), "make this change after the backward"
         put = insert(file, *file.end_of_line(last_line(passed[-1])), "\n" + text_of_lines(file, *lines))
-        is_sound &= _makes_all(scene, file, lambda node: any(row in (node, *file.around(node)) for row in moved))
+        is_sound &= makes_all(scene, file, lambda node: any(row in (node, *file.around(node)) for row in moved))
         yield Change(title, (whole_lines(file, *lines), put), cost, Cure.LATER, is_sound)
     else:
         edits = _taken_in(file, block, passed)
         title = "run the backward inside this `with`, whose end makes the change"
-        is_sound &= _makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
+        is_sound &= makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
         yield from change(title, edits, cost, Cure.LATER, is_sound)
-
-
-def backward_first(scene: Scene) -> Iterator[Change]:
-    """`opt.zero_grad()` and the backward that needs the old bytes, moved above the statement that leads to the write.
-
-    Sound where what then comes later is known to compute, to write and to keep what it computed, and reads no gradient.
-    """
-    read = scene.place("read") if scene.is_clobber and not scene.is_unseen else None
-    if read is not None:
-        statements = dict.fromkeys([*_made_by(scene, read), *_calls_of_writers(scene, read)])
-        yield from (each for one in statements for each in _run_first(scene, read, one))
-
-
-def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
-    file, row, loss = read.file, read.row, names_read(read.row)
-    rows, first, second = file.together(target, row)
-    moved = [one for one in rows[first:second] if called(call_of(one)) == "zero_grad"]
-    passed = [one for one in rows[first:second] if one not in moved]
-    moved.append(row)
-    if not passed or rows[second] is not row or any(file.own_lines(one) is None for one in (*moved, passed[0])):
-        return
-    if any(names_stored(one) & loss or _uses_gradients(file, one) for one in passed):
-        return
-    if any(called(one) not in ("backward", "scale") for one in walk(row, ast.Call)):
-        return  # a forward of its own, which would read the old weights
-    if _runs_what_it_is_given(scene, file, passed):
-        return
-    lines = [lines_of(file, one) for one in moved]
-    text = "".join(f"{text_of_lines(file, *one)}\n" for one in lines)
-    put = insert(file, lines_of(file, passed[0])[0], 1, text)
-    is_sound = scene.is_trained and _only_compute(scene, file, passed)
-    is_sound &= not any(one in passed for name in loss for one in writes_through(file, file.scope(row), name))
-    is_sound &= _makes_all(scene, file, lambda node: any(one in (node, *file.around(node)) for one in passed))
-    edits, cost = (put, *(whole_lines(file, *one) for one in lines)), 2 if scene.is_trained else 4
-    yield Change("run the backward before this change", edits, cost, Cure.LATER, is_sound)
-
-
-def _only_compute(scene: Scene, file: File, rows: list[ast.stmt]) -> bool:
-    """Whether nothing that some statements run is a hook, reads gradients, or is unknown, and none leaves the block."""
-    ran = [each for row in rows for each in run_by(scene, row)]
-    own = {getattr(one, "name", "") for one in ran} | {"append", "eval", "no_grad", "train"}
-    if any(next(walk(row, *_LEAVING), None) is not None for row in rows) or any(
-        _uses_gradients(file, one) for one in ran
-    ):
-        return False
-    made = [called(one) for each in scene.files() for one in walk(each.tree, ast.Call)]
-    if any(one.startswith("register_") and "hook" in one for one in made):
-        return False
-    return all(
-        called(one) in own or only_computes(one) or module_called(file, one) is not None
-        for part in (*rows, *ran)
-        for one in walk(part, ast.Call)
-    )
-
-
-def _runs_what_it_is_given(scene: Scene, file: File, rows: Sequence[ast.AST]) -> bool:
-    """`for each in callbacks: each(loss)`, `getattr(each, name)(loss)`: whether some statements, or functions that they
-    run, call what a variable holds. It may do anything, also with gradients."""
-    ran = [one for row in rows for one in run_by(scene, row)]
-    held = {one.attr for each in scene.files() for one in walk(each.tree, ast.Attribute) if is_stored(each, one)}
-    for part, scope in (*((row, file.scope(row)) for row in rows), *zip(ran, ran, strict=True)):
-        own = names_stored(scope) | {*(parameters(scope) if isinstance(scope, FUNCTION) else ())}
-        for call in walk(part, ast.Call):
-            callee = call.func
-            if not isinstance(callee, (ast.Name, ast.Attribute)) or (isinstance(callee, ast.Name) and callee.id in own):
-                return True
-        if any(last_name(one.func) in held for row in walk(part, ast.Expr) if (one := call_of(row)) is not None):
-            return True
-    return False
 
 
 def _taken_in(file: File, block: ast.With | ast.AsyncWith, rows: list[ast.stmt]) -> tuple[Edit, ...]:
@@ -239,7 +164,7 @@ def _is_of_no_graph(row: ast.stmt) -> bool:
     return all(is_untracked(one) or called(one)[:1].isupper() for one in walk(row, ast.Call))
 
 
-def _makes_all(scene: Scene, file: File, is_there: Callable[[ast.AST], bool]) -> bool:
+def makes_all(scene: Scene, file: File, is_there: Callable[[ast.AST], bool]) -> bool:
     """Return True if every write of the finding was made in a place, or by a call that was seen to begin there."""
     last: Write | None = None
     for one in scene.finding.writes:
@@ -280,7 +205,7 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     """Return True if a statement, or the head of a `with`, does the same below these others, and they do the same above
     it."""
     run = [write, *run_by(scene, write)]
-    if next(walk(write, *_LEAVING), None) is not None or any(_uses_gradients(file, one) for one in run):
+    if next(walk(write, *LEAVING), None) is not None or any(uses_gradients(file, one) for one in run):
         return False
     used, gives = names_in(write), names_stored(write)
     bound = {name for row in between for name in names_stored(row)}
@@ -307,18 +232,6 @@ def _apart(scene: Scene, file: File, rows: Sequence[ast.stmt]) -> set[str]:
     places = [[(one.name, place_of(one.site)) for one in write.apart] for write in scene.finding.writes]
     seen = [{name for name, at in some if at is not None and at.file.scope(at.node) is scope} for some in places]
     return set[str].intersection(*seen) if seen else set()
-
-
-def _uses_gradients(file: File, node: ast.AST) -> bool:
-    """Return True if a statement or function reads or changes gradients, or steps, by its text."""
-    names = {called(one) for one in walk(node, ast.Call) if not is_of_object(file, one)}
-    given = [row for row in walk(file.tree, ast.Assign) if attributes(row.value, "grad")]
-    held = {"grad"} | {one.attr for row in given for one in row.targets if isinstance(one, ast.Attribute)}
-    if attributes(node, *held):
-        return True
-    if any(one.value == "grad" for one in walk(file.tree, ast.Constant)):
-        return True  # `getattr(weight, "grad")`, `attrgetter("grad")`
-    return any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names)
 
 
 def _passes(file: File, row: ast.stmt, is_own: IsOwn) -> bool:
