@@ -5,6 +5,7 @@ import pytest
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.levels import Level
 from noclobber.mend.cures import candidates, sound
+from noclobber.mend.scene import as_it_ran
 from noclobber.model.source import source_text
 
 HEAD = """
@@ -96,7 +97,7 @@ def told(bench, loop):
     """The program, and the change that `run` shows."""
     it = bench(HEAD + loop)
     assert it.finding.code in ("NC103", "NC104")
-    return it, sound(it.finding)
+    return it, sound(it.finding, as_it_ran)
 
 
 @pytest.mark.parametrize("loop", DETACHED.values(), ids=DETACHED)
