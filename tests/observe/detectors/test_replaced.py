@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import noclobber
-from noclobber.observe.takers import overwritten_inputs
 from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.takers import overwritten_inputs
 from tests.observe.used_again import until_used_again
 
 
