@@ -1,6 +1,5 @@
 """Hooks that are lost with a view, and gradients with respect to a tensor that was replaced meanwhile."""
 
-import gc
 import warnings
 
 import pytest
@@ -10,17 +9,7 @@ from torch.nn import functional as F
 
 import noclobber
 from noclobber.observe.core.seen.history import Memory
-from noclobber.observe.takers import overwritten_inputs
 from tests.observe.used_again import until_used_again
-
-
-@pytest.fixture(autouse=True)
-def no_module_of_another_test():
-    """While a module with forward hooks lives, a tensor that is written may be one that a hook holds."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    overwritten_inputs._hooked.clear()
 
 
 def warned(program):
