@@ -8,7 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import noclobber
+from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.detectors import lost_hooks
+from noclobber.observe.torch_api.tensors import storages
 from tests.observe.used_again import until_used_again
 
 
@@ -93,6 +96,45 @@ def test_a_hook_that_another_backward_would_run():
         (h * 2).sum().backward()
 
     assert warned(program) == []
+
+
+@pytest.mark.parametrize("earlier", [not_at_all, added])
+def test_a_hook_is_lost_after_many_that_no_backward_reached(earlier):
+    def program():
+        for _ in range(100):
+            h = flat(torch.ones(4, 3, requires_grad=True))
+            h.register_hook(print)
+            earlier(h)
+        hooked(flat, added)
+
+    assert warned(program) == ["NC210"]
+
+
+def test_writes_to_views_that_are_gone_are_no_longer_attended():
+    with noclobber.watch():
+        held = [torch.ones(3, requires_grad=True) * 2 for _ in range(lost_hooks._MOST)]
+        keys = {storages.storage_key(one) for one in held}
+        for one in held:
+            one[0].register_hook(print)
+        assert keys <= set(CONTEXT.attended)
+        del one, held
+        last = torch.ones(3, requires_grad=True) * 2
+        last[0].register_hook(print)
+        assert keys.isdisjoint(CONTEXT.attended.keys() - {storages.storage_key(last)})
+
+
+def test_a_hook_is_lost_with_a_view_that_is_gone_before_many_others():
+    def program():
+        h = flat(torch.ones(4, 3, requires_grad=True))
+        h.register_hook(print)
+        h += 1
+        loss = h.sum()
+        del h
+        for _ in range(100):
+            flat(torch.ones(4, 3, requires_grad=True)).register_hook(print)
+        loss.backward()
+
+    assert warned(program) == ["NC210"]
 
 
 class Net(nn.Module):

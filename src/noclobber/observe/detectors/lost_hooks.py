@@ -20,6 +20,7 @@ from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.tensors import storages
 
 _MOST = 64
+"""Views that are known at a time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,11 +69,22 @@ class HookedViews:
         if key is None or not tensor._is_view() or tensor.grad_fn is None or not tensor.grad_fn.next_functions:
             return
         behind = tensor.grad_fn.next_functions[0][0]
+        if len(self._hooked) >= _MOST:
+            self._make_room()
         if behind is not None and len(self._hooked) < _MOST:
             about, number = clobbers.later_of(tensor), tensor.grad_fn._sequence_nr()
             self._context.attend(self._looking, [key])
             storage = storages.storage_ref(tensor)
             self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
+
+    def _make_room(self) -> None:
+        """Forget the views that can no longer be written, as their memory is gone; if all of these were written before,
+        the oldest one, as a backward may still reach it."""
+        gone = [hooked for hooked in self._hooked if hooked.storage.expired()]
+        forgotten = [hooked for hooked in gone if hooked.write is None] or gone[:1]
+        for hooked in forgotten:
+            self._context.ignore(self._looking, [hooked.key])
+        self._hooked[:] = [hooked for hooked in self._hooked if hooked not in forgotten]
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         for hooked in self._hooked:
