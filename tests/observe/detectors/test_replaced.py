@@ -1,5 +1,6 @@
 """Hooks that are lost with a view, and gradients with respect to a tensor that was replaced meanwhile."""
 
+import gc
 import warnings
 
 import pytest
@@ -13,6 +14,13 @@ from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.detectors import lost_hooks
 from noclobber.observe.torch_api.tensors import storages
 from tests.observe.used_again import until_used_again
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_module_of_another_test():
+    """While a module with forward hooks lives, a tensor that is written may be one that a hook holds. A module and its
+    hook may hold each other, so that both live until a garbage collection."""
+    gc.collect()
 
 
 def warned(program):
