@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from noclobber.mend.holders.making import FUNCTIONS, KEEPING_NOTHING, MODULES, PASSING, TAKING
+from noclobber.mend.new_tensors.view_writes import SAVING_NOTHING
 from noclobber.model.seen.operators import FLAT, MAYBE_SAME, SPLITS, VIEWS
 
 COMPOSED = {"cross_entropy", "interpolate", "logsigmoid", "normalize", "softmin", "softsign"}
@@ -109,3 +110,28 @@ def test_a_small_change_changes_nothing_of_what_has_no_derivative(name):
 
     values = torch.tensor([0.2, 0.7, 0.4], dtype=torch.float64)
     assert result(values) == result(values + 1e-6)
+
+
+@pytest.mark.parametrize("name", SAVING_NOTHING)
+def test_rows_are_written_one_after_the_other_by_what_saves_nothing_of_them(name):
+    """Of `x`, whose rows share one version. The gradient is that of a new tensor for each row."""
+    torch.default_generator.manual_seed(0)
+    x, w = torch.randn(3, 4, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64) + 1
+    x, w = x.requires_grad_(), w.requires_grad_()
+    given = {"neg_": lambda i: (), "zero_": lambda i: (), "fill_": lambda i: (w[i].sum(),)}.get(name, lambda i: (w[i],))
+
+    def gradients(written):
+        h = x * 2
+        return torch.autograd.grad(written(h).square().sum(), (x, w), allow_unused=True)
+
+    def in_place(h):
+        for i in range(len(h)):
+            getattr(h[i], name)(*given(i))
+        return h
+
+    def anew(h):
+        return torch.stack([getattr(row.clone(), name)(*given(i)) for i, row in enumerate(h)])
+
+    for one, right in zip(gradients(in_place), gradients(anew), strict=True):
+        assert (one is None) is (right is None)
+        assert right is None or torch.equal(one, right)

@@ -50,7 +50,7 @@ from noclobber.syntax.names import (
     uses,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Scope, ends, functions, starts, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Scope, ends, functions, starts, walk, within
 from noclobber.syntax.writes import WriteSyntax, base_of, is_number, writes
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
@@ -264,7 +264,7 @@ def _are_only_written(scene: Scene, file: File, body: list[ast.stmt]) -> bool:
     names, or where the one call of the function gives them."""
     scope = file.scope(body[0])
     bound = [one.id for row in body if isinstance(row, ast.Assign) for one in walk(row.targets[0], ast.Name)]
-    given = [each for row in walk(scope, ast.Return) for each in walk(row, ast.Name, ast.Subscript)]
+    given = [each for row in within(scope, ast.Return) for each in walk(row, ast.Name, ast.Subscript)]
     read = [use for name in bound for use in uses(scope, name) if file.statement(use) not in body]
     if not all(_is_only_written(file, use) for use in read if use not in given):
         return False

@@ -32,7 +32,8 @@ from noclobber.syntax.names import (
 )
 from noclobber.syntax.tree import File, Place, functions, starts, walk
 
-_KEEPING = ("append", "eval", "no_grad", "train")
+_KNOWN = ("append", "eval", "no_grad", "train")
+"""What is called beside operators and modules, and does nothing to gradients. `eval` is the method of a module."""
 _TAKING = ("eval", "exec", "filter", "iter", "map", "next")
 """Builtins that run what they are given, or take from it."""
 
@@ -97,13 +98,14 @@ def _only_compute(scene: Scene, file: File, rows: list[ast.stmt]) -> bool:
     """Whether all that some statements run is known, with the forwards of the program's modules, and is no hook."""
     forwards = [one for each in scene.files() for one in functions(each.tree) if one.name in ("forward", "__call__")]
     ran = [each for row in (*rows, *forwards) for each in run_by(scene, row)] + [*forwards]
-    own = {getattr(one, "name", "") for one in ran} | {*_KEEPING}
+    own = {getattr(one, "name", "") for one in ran} | {*_KNOWN}
     made = [called(one) for each in scene.files() for one in walk(each.tree, ast.Call)]
     return (
         not any(uses_gradients(file, one) for one in ran)
         and not any(one.startswith("register_") and "hook" in one for one in made)
         and all(
-            called(one) not in _TAKING and (called(one) in own or only_computes(one) or module_of(scene, one) != "")
+            (called(one) in own or only_computes(one) or module_of(scene, one) != "")
+            and not (isinstance(one.func, ast.Name) and one.func.id in _TAKING)
             for part in (*rows, *ran)
             for one in walk(part, ast.Call)
         )

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from noclobber.observe.torch_api import private
-from noclobber.observe.torch_api.dispatch.spare_key import key_is_set, set_key, unlogged
+from noclobber.observe.torch_api.dispatch.spare_key import unlogged
 
 plain: Callable[[], AbstractContextManager[None]] = private.name("_C.DisableTorchFunction")
 """Hides what noclobber asks of tensors from the program's `__torch_function__` modes."""
@@ -49,14 +49,10 @@ def aside() -> Iterator[None]:
     of that mode (torch 2.13; tests/observe/core/test_inference.py).
     """
     usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-    with plain(), no_modes(), usual:
-        grad, on = torch.is_grad_enabled(), key_is_set()
+    with plain(), no_modes(), usual, unlogged():
+        grad = torch.is_grad_enabled()
         set_grad(False)
-        if on:
-            set_key(False)
         try:
             yield
         finally:
-            if on:
-                set_key(True)
             set_grad(grad)
