@@ -99,3 +99,10 @@ def test_the_innermost_user_frame_of_a_traceback():
     except ValueError as error:
         found = site_of_traceback(error.__traceback__)
     assert found.code is fails.__code__
+
+
+def test_the_same_text_twice_on_a_line_is_two_places():
+    """Positions are remembered by code object, and code objects with other columns are not equal."""
+    first, second = (lambda x: x.exp_()), (lambda x: x.exp_())
+    assert first.__code__.co_code == second.__code__.co_code
+    assert Site(first.__code__, 6).span() != Site(second.__code__, 6).span()

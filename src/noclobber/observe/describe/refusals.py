@@ -155,7 +155,7 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
         about,
         _created(tensor, message, context.memory),
         is_saved=key is None or bool(saves),
-        is_computed=whole.requires_grad and not whole.is_leaf,
+        is_computed=tensor_state.is_computed(whole),
         expanded=expanded,
     )
     if (seen := seen_at(place)) is None:
