@@ -70,8 +70,8 @@ class Site:
 
 @lru_cache(maxsize=4096)
 def _positions(code: CodeType, lasti: int) -> tuple[int | None, int | None, int | None, int | None]:
-    """The lines and columns of an instruction. The code object has to be run through for them, and a loop that was wrong
-    in each turn asks for the same ones thousands of times. Code objects with other columns are not equal (CPython
+    """The lines and columns of an instruction. The code object has to be run through for them, and a loop that was
+    wrong in each turn asks for the same ones thousands of times. Code objects with other columns are not equal (CPython
     3.11.7; tests/model/test_source.py)."""
     return next(islice(code.co_positions(), lasti // 2, None), (None, None, None, None))
 
