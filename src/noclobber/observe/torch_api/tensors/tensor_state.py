@@ -52,9 +52,10 @@ def is_computed(tensor: torch.Tensor) -> bool:
     """Return True if a tensor is an output in a graph and no view.
 
     The node of a view must not be read: reading `grad_fn` of a view can make a failing program pass (torch 2.13;
-    tests/observe/test_never_wrong.py).
+    tests/observe/test_never_wrong.py). `_is_view()` is a call, which an uninitialised parameter refuses (torch 2.13;
+    tests/observe/core/test_exotic.py).
     """
-    return tensor.requires_grad and not tensor._is_view() and tensor.grad_fn is not None
+    return tensor.requires_grad and tensor._base is None and tensor.grad_fn is not None
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
