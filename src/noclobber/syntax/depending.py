@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from noclobber.model.seen.operators import FLAT
-from noclobber.syntax.names import called, dotted, own_names, owner, targets, value_given, values
+from noclobber.syntax.names import called, dotted, is_given, is_untracked, own_names, owner, targets, value_given, values
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, nested, starts, within
 from noclobber.syntax.writes import base_of, is_namespace, writes, written_by
 
@@ -91,6 +91,9 @@ def _operands(node: ast.AST) -> list[ast.AST]:
         return []
     if not isinstance(node, ast.Call):
         return list(ast.iter_child_nodes(node))
+    has_no_graph = called(node) == "grad" and not is_given(node, "create_graph", value=True)
+    if is_untracked(node) or called(node) == "detach" or has_no_graph:
+        return []  # a constant to autograd, however the write is written
     held, name = owner(node), called(node)
     tensors = values(node) if held is None or is_namespace(held) else [held, *values(node)]
     if name.endswith("_like") or name.startswith("new_"):

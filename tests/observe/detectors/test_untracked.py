@@ -193,15 +193,36 @@ def shifted(h):
 
 
 def shifted_by_a_name(h):
-    largest = h.detach().max()
+    largest = h.data.max()
     h.data = h.data - largest
     return h * WEIGHTS
+
+
+def shifted_in_place(h):
+    h.data.sub_(h.data.max())
+    return h * WEIGHTS
+
+
+def shifted_and_more(h):
+    with torch.no_grad():
+        h -= h.max()
+        h += 1
+    return h * WEIGHTS
+
+
+def shifted_before_and_after_it_is_read(h):
+    h.data -= h.data.max()
+    out = h * WEIGHTS
+    h.data += 1
+    return out
 
 
 WEIGHTS = torch.tensor([1.0, 2, 3, 4])
 
 
-@pytest.mark.parametrize("body", [shifted, shifted_by_a_name])
+@pytest.mark.parametrize(
+    "body", [shifted, shifted_by_a_name, shifted_in_place, shifted_and_more, shifted_before_and_after_it_is_read]
+)
 def test_what_is_taken_from_values_is_computed_from_them(body):
     right = gradient(lambda h: (h - h.max()) * WEIGHTS)
     assert torch.equal(right, torch.tensor([2.0, 4, 6, -12]))
@@ -220,10 +241,78 @@ def noise_of_the_same_shape(h):
     return h * WEIGHTS
 
 
-@pytest.mark.parametrize("body", [rounded_straight_through, noise_of_the_same_shape])
+def rounded_straight_through_in_place(h):
+    h.data.add_(h.data.round() - h.data)
+    return h * WEIGHTS
+
+
+def shifted_by_a_constant(h):
+    h.data = h.data - (h.detach().max() + h.min().item())
+    return h * WEIGHTS
+
+
+def noise_in_place(h):
+    with torch.no_grad():
+        for _ in range(3):
+            h += torch.randn_like(h) * 0.1
+    return h * WEIGHTS
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rounded_straight_through,
+        noise_of_the_same_shape,
+        rounded_straight_through_in_place,
+        shifted_by_a_constant,
+        noise_in_place,
+    ],
+)
 def test_what_is_added_to_values_and_has_no_gradient_of_its_own(body):
     assert torch.equal(gradient(body), gradient(lambda h: h * WEIGHTS))
     assert warned(lambda: gradient(body)) == []
+
+
+def score(shift):
+    """What a shift of scores by their largest does before a softmax: nothing, to the values and to the gradient."""
+    x = torch.randn(3, 4, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    scores = x * 3
+    shift(scores)
+    (scores.softmax(-1)[:, 0] * WEIGHTS[:3]).sum().backward()
+    return x.grad
+
+
+def by_the_largest_in_place(h):
+    h.data.sub_(h.data.amax(-1, keepdim=True))
+
+
+def by_the_largest_assigned(h):
+    h.data = h.data - h.data.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("shift", [by_the_largest_in_place, by_the_largest_assigned])
+def test_a_shift_that_the_loss_does_not_see(shift):
+    torch.testing.assert_close(score(shift), score(lambda h: None))
+    assert warned(lambda: score(shift)) == []
+
+
+def test_a_scale_is_not_hidden_by_what_is_added_later():
+    def body(h):
+        h.data.mul_(2)
+        h.data.add_(1)
+        return h * 3
+
+    assert warned(lambda: gradient(body)) == ["NC208"]
+
+
+def test_a_scale_that_was_read_is_not_hidden_by_a_later_one():
+    def body(h):
+        h.data.mul_(2)
+        out = h * 3
+        h.data.mul_(5)
+        return out + 0 * h.sum().detach()
+
+    assert warned(lambda: gradient(body)) == ["NC208"]
 
 
 def test_an_alias_that_is_kept_and_never_written():

@@ -94,7 +94,8 @@ class Untracked:
 
     `how`: under `no_grad` or `inference_mode`, through `.data` or `.detach()`, or by `t.data = u`. `source` is what was
     written, where that itself is in a graph, which is cut off there; None where the write has its own derivative
-    (`mul_`, `relu_`): it is left out.
+    (`mul_`, `relu_`): it is left out. `is_balanced`: along some dimensions all elements changed by one amount, and the
+    gradient with respect to the amounts is zero.
     """
 
     write: Write
@@ -102,6 +103,7 @@ class Untracked:
     tensor: Tensor
     read: Read
     source: Tensor | None = None
+    is_balanced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

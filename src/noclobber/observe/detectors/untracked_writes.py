@@ -23,7 +23,7 @@ from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import End
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Backward, Record, record
-from noclobber.observe.core.seen.sites import place_of
+from noclobber.observe.core.seen.sites import Place, place_of
 from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import graph, hook_stack
@@ -35,11 +35,14 @@ from noclobber.observe.witness.layout import Geometry, geometry, once, span, str
 Alias = Literal["data", "detached"]
 How = Literal["no_grad", "inference_mode", Alias, "assigned"]
 _ADDING = (*SHIFTS, "aten::index_add_", "aten::scatter_add_")
-"""Writes that need no tracking: a constant that is added does not change the gradient."""
+"""Writes that need no tracking where they add a constant, as it does not change the gradient. The rule reads what they
+add in the source."""
 _FLAT = tuple(f"aten::{name}_" for name in ("round", "floor", "ceil", "trunc", "sign", "heaviside"))
 """Writes whose derivative is zero: who hides one from autograd wants the gradient to pass it by (straight through)."""
 _LARGEST = 1 << 22
 """Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""
+_ROUNDING = 32
+"""How many units of rounding a sum may be off."""
 _PATIENCE = 3
 """A write is forgotten after this many backward calls of its thread that do not differentiate through it."""
 _OF_OTHERS = 1 / 8
@@ -115,8 +118,11 @@ class _Unseen:
     source: Tensor | None = None
     initial: tuple[_Target, ...] | None = None
     """For a leaf that gets its first values: the leaves that they were computed from; else None."""
+    adds: bool = False
     changed: torch.Tensor | None = None
     """A mask of the elements that changed; None where that is not known."""
+    even: tuple[int, ...] = ()
+    """The dimensions along which all elements changed by the same amount."""
     waited: float = 0
     """Backward calls since the write."""
     thread: int = field(default_factory=get_ident)
@@ -135,6 +141,8 @@ class _Unseen:
                 return True
             changed = (values != old) & ((values == values) | (old == old))
             self.changed = _spread(changed, geometry(tensor), self.target.shown)
+            if (self.adds or self.how == "assigned") and geometry(tensor) == self.target.shown:
+                self.even = _even(values, old)
             return bool(changed.any())
 
     def matters_to(self, gradient: torch.Tensor) -> bool:
@@ -150,6 +158,16 @@ class _Unseen:
                 changed = changed[tuple(gradient._indices())]
             known = changed is not None and changed.shape == values.shape
             return bool(((values[changed] if known else values) != 0).any())
+
+    def is_balanced(self, gradient: torch.Tensor) -> bool:
+        """Return True if the gradient is zero with respect to the amounts that were added, as that of softmax is where
+        one number was taken from all scores of a row."""
+        with modes.aside():
+            values = numbers(gradient)
+            if values is None or not self.even or values.dim() <= max(self.even):
+                return False
+            rest = values.sum(self.even).abs()
+            return bool((rest <= _ROUNDING * torch.finfo(values.dtype).eps * values.abs().sum(self.even)).all())
 
     def is_first(self, passed: set[int]) -> bool:
         """Return True if a leaf got its first values, and the leaves behind them get their gradients all the same.
@@ -244,7 +262,7 @@ class UntrackedWrites:
         if written.op in _FLAT:
             self._passed.append(target)
             self._drop_writes(target)
-        if written.op in _ADDING or target in self._passed:
+        if target in self._passed:
             return None
         with modes.aside():
             values = numbers(tensor)
@@ -254,12 +272,15 @@ class UntrackedWrites:
             old = values.clone() if values.nbytes <= _LARGEST else None
             alias = tensor_state.detach(tensor)
         noted = record(written, tensor, key, place_of(frame), self._context.thread)
-        unseen = _Unseen(noted, how, target, clobbers.later_of(tensor), alias=alias)
+        unseen = _Unseen(noted, how, target, clobbers.later_of(tensor), adds=written.op in _ADDING, alias=alias)
 
         def after() -> None:
             shown, unseen.alias = unseen.alias, None
             if shown is not None and unseen.has_changed(shown, old):
-                self._waiting.append(unseen)
+                if unseen.adds:  # which is mostly right, so that it takes no place of another
+                    self._drop_writes(target, noted.place)
+                if not unseen.adds or len(self._waiting) < _MOST:
+                    self._waiting.append(unseen)
 
         return after, True
 
@@ -318,9 +339,10 @@ class UntrackedWrites:
             about = clobbers.later_of(value)
             self._waiting.append(_Unseen(noted, how, there, about, source=clobbers.unnamed(value), initial=initial))
 
-    def _drop_writes(self, target: _Target) -> None:
+    def _drop_writes(self, target: _Target, place: Place | None = None) -> None:
+        """Forget the writes to a tensor, or those that one place has made."""
         for waiting in list(self._waiting):
-            if waiting.target == target:
+            if waiting.target == target and place in (None, waiting.record.place):
                 self._drop_write(waiting)
 
     def _drop_write(self, one: _Unseen) -> None:
@@ -337,30 +359,34 @@ class UntrackedWrites:
         waiting = list(self._waiting)
         for unseen in waiting:
             unseen.waited += _share(unseen.thread)
-        inner = {(unseen.target.mark, unseen.target.output): unseen for unseen in waiting if not unseen.target.identity}
+        inner = dict[tuple[object, Output], list[_Unseen]]()
+        for unseen in waiting:
+            if not unseen.target.identity:
+                inner.setdefault((unseen.target.mark, unseen.target.output), []).append(unseen)
         outputs = {output for _, output in inner}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
-        hooks, hooked, arrived = list[RemovableHandle](), dict[tuple[object, int], _Unseen](), list[Untracked]()
+        hooks, hooked, arrived = list[RemovableHandle](), set[tuple[object, int]](), list[Untracked]()
         passed = set[int]()  # the leaves of this graph
         edges = list(graph.edges(backward.outputs))
         read_at = graph.times_of_reads(edges)
         for node, following, index in edges:
             leaf = getattr(following, "variable", None)
-            if (reached := hooked.get((following, index))) is not None:
-                pass
-            elif leaf is not None:
+            if leaf is not None:
                 passed.add(tensor_state.identity(leaf))
-                reached = next((unseen for unseen in leaves if unseen.target.is_leaf(leaf)), None)
+                written = next(([one] for one in leaves if one.target.is_leaf(leaf)), [])
             elif (output := (following._sequence_nr(), following.name(), index)) in outputs:
-                reached = inner.get((graph.metadata(following).get(_MARK), output))
+                written = inner.get((graph.metadata(following).get(_MARK), output), [])
             else:
-                reached = None
-            if reached is not None and node is not None and read_at[node] < reached.record.node:
-                reached.initial = None
-            elif node is None and reached is not None and reached.how == "detached":
-                pass  # nothing reads the values where backward begins: they may be for a log
-            elif reached is not None and (following, index) not in hooked:
-                hooked[following, index] = reached
+                continue
+            read = list[_Unseen]()
+            for one in written:
+                if node is not None and read_at[node] < one.record.node:
+                    one.initial = None
+                elif node is not None or one.how != "detached":  # where backward begins they may be for a log
+                    read.append(one)
+            reached = [one for one in read if not one.adds][-1:] or read
+            if reached and (following, index) not in hooked:
+                hooked.add((following, index))
                 name = node.name() if node is not None else ""
                 look = self._reads(reached, index, leaf, name, backward, arrived, passed)
                 hooks.append(hook_stack.hook(following.register_prehook, self._way.entry(look)))
@@ -379,7 +405,7 @@ class UntrackedWrites:
 
     def _reads(
         self,
-        unseen: _Unseen,
+        reached: list[_Unseen],
         index: int,
         leaf: torch.Tensor | None,
         node: str,
@@ -387,20 +413,20 @@ class UntrackedWrites:
         arrived: list[Untracked],
         passed: set[int],
     ) -> Callable[[tuple[torch.Tensor | None, ...]], None]:
-        """Return the hook of one edge. It adds to `arrived` when a gradient arrives that the write makes wrong."""
+        """Return the hook of one edge. It adds to `arrived` when a gradient arrives that the writes make wrong."""
 
         def gradient_arrives(gradients: tuple[torch.Tensor | None, ...]) -> None:
             gradient = gradients[index]
-            if gradient is None or unseen not in self._waiting:
+            if gradient is None:
                 return
-            if unseen.matters_to(gradient):
+            for unseen in [one for one in reached if one in self._waiting and one.matters_to(gradient)]:
                 self._drop_writes(unseen.target)
                 if unseen.is_first(passed):
                     self._begun.append(unseen.target)
                     return
                 tensor = unseen.described() if leaf is None else clobbers.tensor_of(leaf)
-                read = clobbers.read_of(backward, node)
-                arrived.append(Untracked(_write(unseen, tensor), unseen.how, tensor, read, unseen.source))
+                read, even = clobbers.read_of(backward, node), unseen.is_balanced(gradient)
+                arrived.append(Untracked(_write(unseen, tensor), unseen.how, tensor, read, unseen.source, even))
 
         return gradient_arrives
 
@@ -418,6 +444,16 @@ def _spread(changed: torch.Tensor, part: Geometry, whole: Geometry) -> torch.Ten
     changed = once(changed, shown[2])
     mask.as_strided(changed.shape, shown[2], shown[0] - begin).copy_(changed)
     return mask.as_strided(known[1], known[2], known[0] - begin)
+
+
+def _even(values: torch.Tensor, old: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions along which all numbers of a tensor moved by the same amount, but for rounding."""
+    if not values.is_floating_point() or values.numel() == 0:
+        return ()
+    moved = values - old
+    slack = 2 * torch.finfo(values.dtype).eps * torch.maximum(values.abs(), old.abs())
+    pairs = ((dim, (moved - slack).amax(dim), (moved + slack).amin(dim)) for dim in range(moved.dim()))
+    return tuple(dim for dim, lowest, highest in pairs if bool((lowest <= highest).all()))
 
 
 def _share(thread: int) -> float:

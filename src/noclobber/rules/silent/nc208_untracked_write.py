@@ -43,7 +43,7 @@ Notes
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.silent import Event, Untracked
@@ -51,12 +51,18 @@ from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.depending import depends_on
+from noclobber.syntax.names import called, values
 from noclobber.syntax.tree import place_of
+from noclobber.syntax.writes import WriteSyntax, write_at, writes
 
 SEVERITY = "warning"
 
+_Shift = tuple[str, ast.operator, ast.expr]
+"""The name of a tensor, whether something is added to it or taken from it, and what."""
+
 _WHOLE = ("copy_", "data=", "set_", "index_put_", "masked_scatter_", "")
 """Operators that take the values of another tensor as they are."""
+_ADDING = ("add_", "sub_", "index_add_", "scatter_add_")
 _WHERE = {
     "no_grad": "under `no_grad`",
     "inference_mode": "under `inference_mode`",
@@ -91,26 +97,46 @@ def find(event: Event) -> Finding | None:
 
 
 def _only_shifts(event: Untracked) -> bool:
-    """Return True for `h.data = h.data + constant` in the source, which does not change the gradient.
+    """Return True for a write that the source shows to add a constant, which does not change the gradient, and for one
+    that adds what the source does not show.
 
     `h.data = h.data + (new - h).detach()` says that the gradient should pass unchanged, as the same does without
     `.data`.
     """
-    place = place_of(event.write.site) if event.how == "assigned" and event.source is None else None
-    assigned = place.statement if place is not None else None
-    if place is None or not isinstance(assigned, ast.Assign) or not isinstance(assigned.value, ast.BinOp):
+    adds = op_in_words(event.write.op) in _ADDING
+    if event.source is not None or not (adds or event.how == "assigned"):
         return False
-    shift, target = assigned.value, _text(assigned.targets[0])
-    sides = [(shift.left, shift.right)]
-    if isinstance(shift.op, ast.Add):
-        sides.append((shift.right, shift.left))
-    elif not isinstance(shift.op, ast.Sub):
-        return False
-    return any(
-        _text(one) == target
-        and (_is_way_to_another(other, target, shift.op) or not depends_on(place.file, other, target, assigned))
-        for one, other in sides
+    place = place_of(event.write.site)
+    shifts = [] if place is None else list(_added(write_at(place)) if adds else _assigned(place.statement))
+    if place is None or not shifts:
+        return adds
+    return event.is_balanced or any(
+        _is_way_to_another(one, target, op) or not depends_on(place.file, one, target, place.row)
+        for target, op, one in shifts
     )
+
+
+def _added(write: WriteSyntax) -> Iterator[_Shift]:
+    """Yield what `h += e`, `h.sub_(e)` and the like add or take."""
+    row, call = write.statement, write.call
+    if not write.name:
+        return
+    if call is not None and writes(call) and values(call):
+        rest = ast.Tuple(values(call)) if len(values(call)) > 1 else values(call)[0]
+        yield write.name, ast.Sub() if called(call).startswith("sub") else ast.Add(), rest
+    elif call is None and isinstance(row, ast.AugAssign):
+        yield write.name, row.op, row.value
+
+
+def _assigned(row: ast.stmt | None) -> Iterator[_Shift]:
+    """Yield what is added in `h.data = h + e` and in `h.data = e + h`, or taken in `h.data = h - e`."""
+    if not isinstance(row, ast.Assign) or not isinstance(row.value, ast.BinOp):
+        return
+    target, sides = _text(row.targets[0]), [row.value.left, row.value.right]
+    if isinstance(row.value.op, (ast.Add, ast.Sub)) and _text(sides[0]) == target:
+        yield target, row.value.op, sides[1]
+    if isinstance(row.value.op, ast.Add) and _text(sides[1]) == target:
+        yield target, row.value.op, sides[0]
 
 
 def _is_way_to_another(shift: ast.expr, target: str, op: ast.operator) -> bool:
