@@ -62,6 +62,17 @@ update()
 """
 
 
+CENTRED = """\
+import torch
+
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 3)
+h = net(torch.randn(5, 4))
+h.data.sub_(h.data.mean(0))
+(h * torch.arange(1.0, 4.0)).sum().backward()
+"""
+
+
 @pytest.fixture
 def fixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -75,6 +86,17 @@ def fixed(tmp_path, monkeypatch):
         return done, (tmp_path / "program.py").read_text()
 
     return fix
+
+
+def test_what_is_part_of_the_function_is_read_where_autograd_sees_it(fixed):
+    """The derivative of the mean counts too: the sum of centred values has no gradient."""
+    done, left = fixed(CENTRED, writing=True)
+    said = "\n".join(done.words)
+    assert left == CENTRED
+    assert "h = h - h.mean(0)" in said
+    assert "h.data.mean" not in "".join(line for line in done.words if line.lstrip().startswith("+"))
+    seen = next(line for line in done.words if "let autograd see it: write out of place" in line)
+    assert "`net.weight` 0," in seen
 
 
 def test_a_straight_through_estimator_is_asked_about_and_never_mended(fixed):

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from noclobber.model.seen.operators import FLAT
-from noclobber.syntax.names import called, dotted, is_given, is_untracked, own_names, owner, targets, value_given, values
+from noclobber.syntax.names import (
+    called,
+    dotted,
+    is_given,
+    is_untracked,
+    own_names,
+    owner,
+    targets,
+    value_given,
+    values,
+)
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, nested, starts, within
 from noclobber.syntax.writes import base_of, is_namespace, writes, written_by
 

@@ -73,18 +73,26 @@ def _guards(block: With) -> bool:
 def _tracked(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change]:
     """A write through `.data` or `.detach()` as one that autograd sees: out of place, or into a clone."""
     file, target, name = write.file, write.target, write.name
-    shown = [replace(file, one, file.source(alone)) for one, alone in hides(target)]
-    if not shown or not name or not is_read_again(file, name, write.statement):
+    read = [one for one in walk(write.statement, ast.Attribute) if one.attr == "data" and dotted(one.value) == name]
+    hidden = dict[ast.expr, ast.expr]([*hides(target), *((one, one.value) for one in read)])
+    shown = [replace(file, one, file.source(alone)) for one, alone in hidden.items()]
+    if not any(hides(target)) or not name or not is_read_again(file, name, write.statement):
         return
     if not isinstance(target, ast.Subscript):
-        yield from change(_SEEING, out_of_place(write), cost)
+        edits = [Edit(one.span, _visible(name, one.replacement)) for one in out_of_place(write)]
+        yield from change(_SEEING, edits, cost)
     if isinstance(write.statement, ast.Assign) and isinstance(target, ast.Attribute) and target.attr == "data":
-        edit = replace(file, write.statement, f"{name} = {file.source(write.statement.value)}")
+        edit = replace(file, write.statement, f"{name} = {_visible(name, file.source(write.statement.value))}")
         yield Change(f"bind `{name}` to the new value", (edit,), cost)
         return
     for one in before_write(write, scene, cost + 1):
         yield Change(f"let autograd see it: {one.title}", (*one.edits, *shown), one.cost)
     yield Change("let autograd see it", tuple(shown), cost + 3)
+
+
+def _visible(name: str, text: str) -> str:
+    """Text in which autograd sees each use of a tensor: `h - h.max()` for `h - h.data.max()`."""
+    return re.sub(rf"(?<![\w.]){re.escape(name)}\.data\b", name, text)
 
 
 def _functional_call(write: WriteSyntax) -> Iterator[Change]:
@@ -110,8 +118,7 @@ def straight_through(write: WriteSyntax) -> Iterator[Change]:
     file, name, value = write.file, write.name, value_of(write)
     if not value or not name:
         return
-    plain = re.sub(rf"(?<![\w.]){re.escape(name)}\.(?:data\b|detach\(\))", name, value)
-    edit = replace(file, write.statement, f"{name} = {name} + ({plain} - {name}).detach()")
+    edit = replace(file, write.statement, f"{name} = {name} + ({_visible(name, value)} - {name}).detach()")
     if is_read_again(file, name, write.statement):
         yield from change(f"add the change to `{name}` as a constant", out_of_guard(write, [edit]) or (), 1)
     elif is_forward_hook(file, file.scope(write.statement)):

@@ -282,7 +282,7 @@ class UntrackedWrites:
                 if not unseen.adds or len(self._waiting) < _MOST:
                     self._waiting.append(unseen)
 
-        return after, True
+        return after, not unseen.adds
 
     def _reached(self, tensor: torch.Tensor, key: int) -> tuple[_Target, How, bool] | None:
         """Return the tensor of the graph that a write goes to, how the write is hidden from autograd, and whether a
