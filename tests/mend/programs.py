@@ -1947,6 +1947,20 @@ both = itertools.chain(g.parameters(), e.parameters())
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
 """
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
+    "a clamp in the closure of an optimizer": """
+def run():
+    opt = torch.optim.LBFGS([x, w], lr=0.1, max_iter=2)
+
+    def closure():
+        opt.zero_grad()
+        loss = (x @ w).square().mean()
+        with torch.no_grad():
+            w.clamp_(min=-0.5)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+""",
 }
 SOUND["a result that is moved by one row, as a clone"] = """
 def run():

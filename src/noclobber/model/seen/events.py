@@ -72,10 +72,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of an optimizer's `step`. `optimizer` is its class name."""
+    """One call of an optimizer's `step`. `optimizer` is its class name. `is_of_torch`: no code of the program runs in
+    it but a closure."""
 
     optimizer: str
     site: Site | None = None
+    is_of_torch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

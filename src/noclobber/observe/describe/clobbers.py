@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import Node
 
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.events import Read, Save, Tensor, Via, Write
+from noclobber.model.seen.events import Read, Save, Step, Tensor, Via, Write
 from noclobber.model.seen.overlap import overlap
 from noclobber.observe.core.seen import handles, unread_saves
 from noclobber.observe.core.seen.handles import Handle
@@ -366,7 +366,7 @@ def writes_of(entries: list[tuple[Record, int]], current: int, tensor: Tensor) -
                 after,
                 written,
                 touches,
-                record.step,
+                _step_of(record),
                 in_forward=again or not record.in_backward,
                 nested=record.in_backward > 1,
                 untracked=record.untracked and not record.in_backward,
@@ -391,7 +391,13 @@ def _via(record: Record, counted: bool) -> Via:
         return "undeclared"
     if not counted:
         return "unversioned" if record.written.uncounted or record.written.fills else "data"
-    return "step" if record.step is not None else "operator"
+    return "step" if _step_of(record) is not None else "operator"
+
+
+def _step_of(record: Record) -> Step | None:
+    """Return the step that made a write; None where its closure did."""
+    step, site = record.step, site_of(record.place)
+    return None if step is not None and step.is_of_torch and site != step.site else step
 
 
 _MOST_ALIKE = 16

@@ -79,8 +79,8 @@ class StaleCasts:
         """Note the weights that a step is about to change."""
         if not _in_region() or not self._context.thread.watched:
             return
-        kind, place = type(optimizer).__name__, place_of(sys._getframe(1))
-        written, step = optimizer_steps.written_by(kind), optimizer_steps.step_of(kind, place)
+        kind, place = type(optimizer), place_of(sys._getframe(1))
+        written, step = optimizer_steps.written_by(kind.__name__), optimizer_steps.step_of(kind, place)
         for parameter in optimizer_steps.parameters(optimizer):
             if (key := storages.storage_key(parameter)) is not None:
                 noted = record(written, parameter, key, place, self._context.thread)

@@ -35,6 +35,8 @@ Notes
     meta-learning: make new tensors (`w - lr * g` with `create_graph=True`), not `w.data -= lr * g`.
     If the gradient should pass as if nothing had happened (straight-through rounding, gradient tricks), write that
     down: `h = h + (h.round() - h).detach()`. noclobber does not report this form.
+    A constant that is added changes no gradient: noclobber reports `h.data.add_(noise)` only where the source shows
+    that the noise is computed from `h`, and the loss depends on how much is added.
     A parameter may take its first values from the graph, as ActNorm and variational strategies do. noclobber does not
     report that where no graph used the parameter before, and what the values were computed from gets its gradient in
     the same backward.

@@ -57,7 +57,7 @@ def _before(
         return
     unmute(thread)
     place = caller() if native is None else native.place_here()
-    step = step_of(type(optimizer).__name__, place)
+    step = step_of(type(optimizer), place)
     closure = len(args) > 1 or bool(kwargs.get("closure"))  # it runs forward and backward inside the step
     # `differentiable=True` records the step itself.
     rests = not closure and is_of_torch(type(optimizer)) and not optimizer.defaults.get("differentiable")
@@ -115,13 +115,13 @@ _steps: dict[tuple[object, ...], Step] = {}
 file."""
 
 
-def step_of(optimizer: str, place: Place | None) -> Step:
-    """Return the Step of an optimizer, by the name of its class, at a place; the same object each time."""
-    key = (optimizer, *identity(place))
+def step_of(optimizer: type, place: Place | None) -> Step:
+    """Return the Step of an optimizer of a class at a place; the same object each time."""
+    key = (optimizer.__name__, is_of_torch(optimizer), *identity(place))
     if (step := _steps.get(key)) is None:
         if len(_steps) >= _STEPS:
             _steps.clear()
-        step = _steps[key] = Step(optimizer, site_of(place))
+        step = _steps[key] = Step(optimizer.__name__, site_of(place), is_of_torch(optimizer))
     return step
 
 
@@ -131,7 +131,7 @@ def written_by(optimizer: str, fused: bool = False) -> Written:
 
 
 def _about(kind: type, fused: bool, place: Place | None) -> tuple[Written, Step]:
-    return written_by(kind.__name__, fused), step_of(kind.__name__, place)
+    return written_by(kind.__name__, fused), step_of(kind, place)
 
 
 def _after(context: Context, *_: object) -> None:
