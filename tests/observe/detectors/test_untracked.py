@@ -315,6 +315,64 @@ def test_a_scale_that_was_read_is_not_hidden_by_a_later_one():
     assert warned(lambda: gradient(body)) == ["NC208"]
 
 
+def by_numpy(h):
+    h.detach().numpy()[:] *= 3
+    return h.square()
+
+
+def by_numpy_in_part(h):
+    shown = h.data[1:].numpy()
+    shown.clip(-0.5, 0.5, out=shown)
+    return h.square()
+
+
+def by_numpy_through_what_it_was_given_earlier(h):
+    kept = h.detach().numpy()
+    h.data.numpy().sum()
+    kept += h.data.numpy().max()
+    return h.square()
+
+
+@pytest.mark.parametrize("body", [by_numpy, by_numpy_in_part, by_numpy_through_what_it_was_given_earlier])
+def test_what_numpy_writes_before_anything_saves_it(body):
+    """The right gradient is that of the same function in operators of torch."""
+    right = {
+        by_numpy: lambda h: (h * 3).square(),
+        by_numpy_in_part: lambda h: torch.cat([h[:1], h[1:].clamp(-0.5, 0.5)]).square(),
+        by_numpy_through_what_it_was_given_earlier: lambda h: (h + h.max()).square(),
+    }
+    assert not torch.equal(gradient(body), gradient(right[body]))
+    with warnings.catch_warnings(), noclobber.watch(contents=True) as watched:
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        gradient(body)
+    (finding,) = watched.findings
+    assert finding.code == "NC208"
+    assert "numpy changes it somewhere from here on" in finding.labels[0].text
+
+
+def read_by_numpy(h):
+    h.detach().numpy().sum()
+    return h.square()
+
+
+def written_by_torch_since(h):
+    shown = h.detach().numpy()
+    h.mul_(3)
+    return h.square() + float(shown.sum()) * 0
+
+
+def where_no_gradient_arrives(h):
+    h.detach().numpy()[:2] = 0
+    return h.relu().square()
+
+
+@pytest.mark.parametrize("body", [read_by_numpy, written_by_torch_since, where_no_gradient_arrives])
+def test_what_numpy_got_and_did_not_spoil(body):
+    with noclobber.watch(contents=True) as watched:
+        gradient(body)
+    assert watched.findings == ()
+
+
 def test_an_alias_that_is_kept_and_never_written():
     def program():
         h = torch.linspace(-1, 1, 4, requires_grad=True) * 2

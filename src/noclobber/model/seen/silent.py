@@ -92,14 +92,14 @@ class Undeclared:
 class Untracked:
     """A tensor in the graph got values that autograd does not know about, and backward then went through it.
 
-    `how`: under `no_grad` or `inference_mode`, through `.data` or `.detach()`, or by `t.data = u`. `source` is what was
-    written, where that itself is in a graph, which is cut off there; None where the write has its own derivative
-    (`mul_`, `relu_`): it is left out. `is_balanced`: along some dimensions all elements changed by one amount, and the
-    gradient with respect to the amounts is zero.
+    `how`: under `no_grad` or `inference_mode`, through `.data` or `.detach()`, by `t.data = u`, or by code outside of
+    torch. `source` is what was written, where that itself is in a graph, which is cut off there; None where the write
+    has its own derivative (`mul_`, `relu_`): it is left out. `is_balanced`: along some dimensions all elements changed
+    by one amount, and the gradient with respect to the amounts is zero.
     """
 
     write: Write
-    how: Literal["no_grad", "inference_mode", "data", "detached", "assigned"]
+    how: Literal["no_grad", "inference_mode", "data", "detached", "assigned", "foreign"]
     tensor: Tensor
     read: Read
     source: Tensor | None = None

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 import torch
 
 from noclobber.model.forks import lock
+from noclobber.model.source import Site
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.calls import ALWAYS, BackwardCalls, CustomBackwards, CustomForwards
@@ -49,6 +50,12 @@ class UnseenWrites(Protocol):
 
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Called before a tensor gets the data of another (`tensor.data = value`)."""
+
+    def handed_out(self, tensor: torch.Tensor, key: int, by: str, frame: FrameType) -> None:
+        """Called after code outside of torch got the memory of a tensor, by a call such as `numpy()`."""
+
+    def saved(self, alias: torch.Tensor, key: int, site: Site | None) -> None:
+        """Called after a save of memory that code outside of torch once got."""
 
 
 class Account(Protocol):

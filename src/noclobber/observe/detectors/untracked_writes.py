@@ -1,5 +1,5 @@
-"""Untracked writes: autograd does not see them (`no_grad`, `.data`, `.detach()`), yet it differentiates through what
-they wrote."""
+"""Untracked writes: autograd does not see them (`no_grad`, `.data`, `.detach()`, numpy), yet it differentiates through
+what they wrote."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from noclobber.model.seen.events import Tensor, Via, Write
+from noclobber.model.seen.events import Handed, Tensor, Via, Write
 from noclobber.model.seen.silent import Untracked
+from noclobber.model.source import Site
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import End
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.records import Backward, Record, record
-from noclobber.observe.core.seen.sites import Place, place_of
+from noclobber.observe.core.seen.sites import Place, place_of, site_of
 from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import graph, hook_stack
@@ -33,10 +34,11 @@ from noclobber.observe.witness.digests import numbers
 from noclobber.observe.witness.layout import Geometry, geometry, once, span, strided
 
 Alias = Literal["data", "detached"]
-How = Literal["no_grad", "inference_mode", Alias, "assigned"]
+How = Literal["no_grad", "inference_mode", Alias, "assigned", "foreign"]
 _ADDING = (*SHIFTS, "aten::index_add_", "aten::scatter_add_")
 """Writes that need no tracking where they add a constant, as it does not change the gradient. The rule reads what they
 add in the source."""
+_FOREIGN = Written("", (), uncounted=True)
 _FLAT = tuple(f"aten::{name}_" for name in ("round", "floor", "ceil", "trunc", "sign", "heaviside"))
 """Writes whose derivative is zero: who hides one from autograd wants the gradient to pass it by (straight through)."""
 _LARGEST = 1 << 22
@@ -93,6 +95,16 @@ class _Target(NamedTuple):
         return self._replace(key=key, storage=storages.storage_ref(value), shown=geometry(value))
 
 
+class _Out(NamedTuple):
+    """The values of a tensor when its memory was handed to code outside of torch."""
+
+    record: Record
+    values: torch.Tensor
+    shown: Geometry
+    handed: Handed
+    described: Callable[[], Tensor]
+
+
 @dataclass(slots=True, eq=False)
 class _Taken:
     """A tensor of which a thread took an alias outside of the graph."""
@@ -104,6 +116,8 @@ class _Taken:
     """Whether a graph already depended on the tensor."""
     waited: float = 0
     """Backward calls since."""
+    out: _Out | None = None
+    """Until a write of torch's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +133,8 @@ class _Unseen:
     initial: tuple[_Target, ...] | None = None
     """For a leaf that gets its first values: the leaves that they were computed from; else None."""
     adds: bool = False
+    foreign: Write | None = None
+    """The write of code outside of torch, without the tensor."""
     changed: torch.Tensor | None = None
     """A mask of the elements that changed; None where that is not known."""
     even: tuple[int, ...] = ()
@@ -252,6 +268,7 @@ class UntrackedWrites:
     ) -> tuple[Callable[[], None], bool] | None:
         if self._is_given(key):
             return None
+        self._forget_out(key)
         found = None if written.uncounted else self._reached(tensor, key)
         if found is None:
             return None
@@ -326,6 +343,39 @@ class UntrackedWrites:
         small = values is not None and values.nbytes <= _LARGEST
         if unseen.has_changed(value, values if small else None):
             self._waiting.append(unseen)
+
+    def handed_out(self, tensor: torch.Tensor, key: int, by: str, frame: FrameType) -> None:
+        """Note the values of a computed tensor whose memory code outside of torch gets, by a call such as `numpy()`."""
+        taken = next((one for one in reversed(self.taken.copy()) if one.target.is_on(key)), None)
+        with modes.aside():
+            values = None if taken is None or taken.target.identity else numbers(tensor)
+            if taken is None or values is None or values.nbytes > _LARGEST:
+                return
+            noted = record(_FOREIGN, tensor, key, place_of(frame), self._context.thread)
+            handed = Handed(by, site_of(noted.place))
+            taken.out = _Out(noted, values.clone(), geometry(tensor), handed, clobbers.later_of(tensor))
+
+    def _forget_out(self, key: int) -> None:
+        for one in self.taken.copy():
+            if one.target.is_on(key):
+                one.out = None
+
+    def saved(self, alias: torch.Tensor, key: int, site: Site | None) -> None:
+        """Look at a tensor whose memory was handed out, when an operator that runs at `site` has saved it."""
+        for taken in reversed(self.taken.copy()):
+            shown = strided(taken.out.shown) if taken.out is not None and taken.target.is_on(key) else None
+            if taken.out is None or shown is None or shown[3] is not alias.dtype:
+                continue
+            out, (start, shape, strides, _) = taken.out, shown
+            write = Write("", site, via="foreign", since=out.handed.site, handed=out.handed)
+            unseen = _Unseen(out.record, "foreign", taken.target, out.described, foreign=write)
+            with modes.aside():
+                now = tensor_state.detach(alias).as_strided(shape, strides, start)
+                is_changed = unseen.has_changed(now, out.values)
+            if is_changed:
+                self._forget_out(key)
+                self._waiting.append(unseen)
+                return
 
     def _cut_off(self, noted: Record, how: How, leaf: _Target, value: torch.Tensor, *, used: bool) -> None:
         """Record a write that gave a leaf values from a graph, unless that graph depends on this leaf alone.
@@ -464,6 +514,8 @@ def _share(thread: int) -> float:
 
 
 def _write(unseen: _Unseen, tensor: Tensor) -> Write:
+    if unseen.foreign is not None:
+        return replace(unseen.foreign, tensor=tensor)
     via: Via = "set_data" if unseen.how == "assigned" else "data" if unseen.how == "data" else "operator"
     return replace(clobbers.write_of(unseen.record, tensor), via=via, version_after=None)
 

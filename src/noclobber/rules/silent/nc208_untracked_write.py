@@ -2,9 +2,9 @@
 
 What happens
     A tensor that was computed from parameters is changed under `torch.no_grad()` or `torch.inference_mode()`, or
-    through `.data` or `.detach()`, or it gets another tensor's values by `t.data = u`. The program goes on with it and
-    calls backward. The gradient leaves the derivative of the change out. If the values were copied from another
-    tensor, that tensor gets no gradient.
+    through `.data` or `.detach()`, also by numpy, or it gets another tensor's values by `t.data = u`. The program goes
+    on with it and calls backward. The gradient leaves the derivative of the change out. If the values were copied from
+    another tensor, that tensor gets no gradient.
 
 Why
     Autograd differentiates what it has recorded. Under `no_grad` and `inference_mode`, and for `.data` and `.detach()`,
@@ -71,6 +71,7 @@ _WHERE = {
     "data": "through `.data`",
     "detached": "through `.detach()`",
     "assigned": "by `t.data = u`",
+    "foreign": "by code outside of torch",
 }
 
 
@@ -161,6 +162,8 @@ def _bare(node: ast.expr) -> ast.expr:
 
 def _unrecorded(event: Untracked) -> str:
     where = _WHERE[event.how]
+    if event.how == "foreign":
+        return "torch does not see this write: backward goes on without its derivative"
     recorded = f"{where} nothing is recorded" if where.startswith("under") else f"a write {where} is not recorded"
     recorded = "an assignment to `.data` is not recorded" if event.how == "assigned" else recorded
     if event.source is not None:

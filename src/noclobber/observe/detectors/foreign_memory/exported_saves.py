@@ -64,15 +64,19 @@ class ExportedSaves:
         if len(self.handed) >= MOST_STORAGES:
             self.handed.pop(next(iter(list(self.handed))), None)
         self.handed[key] = [*kept, Handout(by, place_of(frame), storage, held)]
+        self._context.untracked.handed_out(tensor, key, by, frame)
         compare(self._context.contents, self._context.live.at(key))
         if held():
             for handle in self._context.live.at(key):
                 self._watch(handle, key, frame, fresh=False)
 
     def saved(self, handle: Handle, _: torch.Tensor) -> None:
-        """Watch a new save if its memory is handed out. Called only while any memory is."""
+        """Look at a new save whose memory is handed out, and watch it while it is. Called only while any memory is."""
         key = storages.storage_key(handle.alias)
-        if key in self.handed and self.is_out(key):
+        if key not in self.handed:
+            return
+        self._context.untracked.saved(handle.alias, key, site_of(handle.place))
+        if self.is_out(key):
             self._watch(handle, key, sys._getframe(1), fresh=True)
 
     def is_out(self, key: int) -> bool:
