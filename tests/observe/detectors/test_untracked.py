@@ -220,8 +220,23 @@ def shifted_before_and_after_it_is_read(h):
 WEIGHTS = torch.tensor([1.0, 2, 3, 4])
 
 
+def shifted_in_a_part(h):
+    everything = torch.arange(4)
+    with torch.no_grad():
+        h[everything] -= h.max()
+    return h * WEIGHTS
+
+
 @pytest.mark.parametrize(
-    "body", [shifted, shifted_by_a_name, shifted_in_place, shifted_and_more, shifted_before_and_after_it_is_read]
+    "body",
+    [
+        shifted,
+        shifted_by_a_name,
+        shifted_in_place,
+        shifted_in_a_part,
+        shifted_and_more,
+        shifted_before_and_after_it_is_read,
+    ],
 )
 def test_what_is_taken_from_values_is_computed_from_them(body):
     right = gradient(lambda h: (h - h.max()) * WEIGHTS)
@@ -258,12 +273,33 @@ def noise_in_place(h):
     return h * WEIGHTS
 
 
+def noise_in_a_part(h):
+    first = torch.tensor([0, 1])
+    with torch.no_grad():
+        h[first] += 1
+    return h * WEIGHTS
+
+
+def noise_of_a_product(h):
+    h.data.addcmul_(torch.ones(4), torch.ones(4), value=0.1)
+    return h * WEIGHTS
+
+
+def noise_at_indexes(h):
+    with torch.no_grad():
+        h.index_put_((torch.tensor([0, 0]),), torch.ones(2), accumulate=True)
+    return h * WEIGHTS
+
+
 @pytest.mark.parametrize(
     "body",
     [
         rounded_straight_through,
         noise_of_the_same_shape,
         rounded_straight_through_in_place,
+        noise_in_a_part,
+        noise_of_a_product,
+        noise_at_indexes,
         shifted_by_a_constant,
         noise_in_place,
     ],
@@ -911,15 +947,18 @@ def test_of_several_tensors_whose_data_was_read_each_is_known(others):
     assert warned(program) == ["NC208"]
 
 
-def test_what_a_thread_read_that_has_ended_is_forgotten_with_the_next_backward():
+@pytest.mark.parametrize("by", ["gone", "alive"])
+def test_an_alias_is_forgotten_with_the_tensor_that_it_was_taken_of(by):
     h = torch.ones(3, requires_grad=True) * 2
     with noclobber.watch():
-        thread = threading.Thread(target=lambda: h.data.sum())
-        thread.start()
-        thread.join()
-        assert CONTEXT.untracked.taken
+        data = h.data
+        backwards(3)
+        assert len(CONTEXT.untracked.taken) == 1
+        if by == "gone":
+            del h
         backwards(1)
-        assert not CONTEXT.untracked.taken
+        assert len(CONTEXT.untracked.taken) == (by == "alive")
+    assert data.sum() == 6
 
 
 VIEWS = {
@@ -995,13 +1034,29 @@ def test_backward_calls_of_other_threads_make_no_write_forgotten_too_early():
     assert warned(program) == ["NC208"]
 
 
-def test_a_write_that_no_backward_of_any_thread_meets_is_forgotten():
+@pytest.mark.parametrize("calls", [1, 100])
+def test_a_write_is_forgotten_with_its_graph_and_where_no_backward_meets_it(calls):
     with noclobber.watch():
         h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
         with torch.no_grad():
             h.mul_(2)
+        backwards(5)
         assert len(CONTEXT.untracked._waiting) == 1
-        thread = threading.Thread(target=backwards, args=(100,))
-        thread.start()
-        thread.join()
+        if calls == 1:
+            del h
+        backwards(calls)
         assert not CONTEXT.untracked._waiting
+
+
+def test_a_write_that_other_backward_calls_come_after():
+    """As those of a critic are, which sees what is generated several times first."""
+
+    def program():
+        h = torch.linspace(-1, 1, 4, requires_grad=True) * 2
+        data = h.data
+        backwards(9)
+        data.clamp_(-1, 1)
+        backwards(9)
+        (h * 3).sum().backward()
+
+    assert warned(program) == ["NC208"]

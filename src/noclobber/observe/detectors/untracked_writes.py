@@ -4,14 +4,14 @@ what they wrote."""
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from threading import get_ident
 from types import FrameType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+from weakref import ref
 
 import torch
 from torch.autograd.graph import Node
@@ -45,10 +45,8 @@ _LARGEST = 1 << 22
 """Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""
 _ROUNDING = 32
 """How many units of rounding a sum may be off."""
-_PATIENCE = 3
-"""A write is forgotten after this many backward calls of its thread that do not differentiate through it."""
-_OF_OTHERS = 1 / 8
-"""What a backward call of another thread counts for that, while the thread of the write runs."""
+_PATIENCE = 64
+"""A write is forgotten after this many backward calls that do not differentiate through it, or with its node."""
 _MOST = 64
 _TAKEN = 16
 """How many tensors of a thread are known by the aliases outside of the graph that it took of them."""
@@ -60,7 +58,11 @@ Output = tuple[int, str, int]
 """An output of a node: the node's sequence number, its name, the output's index. Each thread numbers its own nodes, so
 nodes of two threads may have the same."""
 _MARK = "noclobber: written"
-"""The entry of a node's `metadata` that tells the node from all others."""
+"""The entry of a node's `metadata` that tells the node from all others, and goes with it."""
+
+
+class _Mark:
+    __slots__ = ("__weakref__",)
 
 
 class _Target(NamedTuple):
@@ -75,8 +77,12 @@ class _Target(NamedTuple):
     """The node that made the tensor, and which of its outputs the tensor is."""
     shown: Geometry
     """How it shows its memory."""
-    mark: object = None
+    mark: ref[_Mark] | None = None
     """What that node has under `_MARK`; None for a leaf."""
+
+    def is_gone(self) -> bool:
+        """Return True if no backward can reach the tensor any more."""
+        return self.storage.expired() if self.mark is None else self.mark() is None
 
     def is_leaf(self, tensor: object) -> bool:
         """Return True if `tensor` is this leaf. PyTorch reuses both addresses of a dead leaf, but a new tensor at them
@@ -114,7 +120,7 @@ class _Taken:
     how: Alias
     used: bool
     """Whether a graph already depended on the tensor."""
-    waited: float = 0
+    waited: int = 0
     """Backward calls since."""
     out: _Out | None = None
     """Until a write of torch's."""
@@ -139,9 +145,8 @@ class _Unseen:
     """A mask of the elements that changed; None where that is not known."""
     even: tuple[int, ...] = ()
     """The dimensions along which all elements changed by the same amount."""
-    waited: float = 0
+    waited: int = 0
     """Backward calls since the write."""
-    thread: int = field(default_factory=get_ident)
     alias: torch.Tensor | None = None
     """Of what is being written, until the write is over: one that makes the tensor larger does not resize it. It is
     held here and by no closure, which would count as one of the program's (describe/holders.py)."""
@@ -238,10 +243,10 @@ class UntrackedWrites:
         return any(key in forward.keys for forward in self._context.thread.given)
 
     def _forget_taken(self, _: Backward) -> None:
-        """Forget the aliases that were taken before a backward call, those of other threads only after some calls."""
+        """Forget the aliases of leaves at a backward call, and those of what no backward reaches any more."""
         for one in self.taken.copy():
-            one.waited += _share(one.thread)
-            if one.waited >= 1:
+            one.waited += 1
+            if one.target.identity or one.waited >= _PATIENCE or one.target.is_gone():
                 self._drop_taken(one)
 
     def _drop_taken(self, one: _Taken) -> None:
@@ -407,12 +412,13 @@ class UntrackedWrites:
         Returns what to call when the backward has ended.
         """
         waiting = list(self._waiting)
-        for unseen in waiting:
-            unseen.waited += _share(unseen.thread)
         inner = dict[tuple[object, Output], list[_Unseen]]()
         for unseen in waiting:
-            if not unseen.target.identity:
-                inner.setdefault((unseen.target.mark, unseen.target.output), []).append(unseen)
+            unseen.waited += 1
+            if unseen.waited > _PATIENCE or unseen.target.is_gone():
+                self._drop_write(unseen)
+            elif unseen.target.mark is not None:
+                inner.setdefault((unseen.target.mark(), unseen.target.output), []).append(unseen)
         outputs = {output for _, output in inner}
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
         hooks, hooked, arrived = list[RemovableHandle](), set[tuple[object, int]](), list[Untracked]()
@@ -444,9 +450,6 @@ class UntrackedWrites:
         def ended(result: object, error: BaseException | None) -> None:
             for hook in hooks:
                 hook.remove()
-            for unseen in waiting:
-                if unseen.waited >= _PATIENCE:
-                    self._drop_write(unseen)
             for event in arrived:
                 if event.write.site not in backward.explained:
                     self._context.bus.notice(event)
@@ -506,13 +509,6 @@ def _even(values: torch.Tensor, old: torch.Tensor) -> tuple[int, ...]:
     return tuple(dim for dim, lowest, highest in pairs if bool((lowest <= highest).all()))
 
 
-def _share(thread: int) -> float:
-    """Return what a backward call of this thread counts for what a thread has done; 1 if that thread has ended, or
-    Python does not know it."""
-    others = thread != get_ident() and any(one.ident == thread for one in threading.enumerate())
-    return _OF_OTHERS if others else 1
-
-
 def _write(unseen: _Unseen, tensor: Tensor) -> Write:
     if unseen.foreign is not None:
         return replace(unseen.foreign, tensor=tensor)
@@ -529,7 +525,8 @@ def _target(tensor: torch.Tensor) -> _Target | None:
     if producer is None:
         return _Target(key, storage, tensor_state.identity(tensor), (graph.UNNUMBERED, "", 0), shown)
     output = (producer._sequence_nr(), producer.name(), tensor.output_nr)
-    return _Target(key, storage, 0, output, shown, graph.metadata(producer).setdefault(_MARK, object()))
+    mark: Any = graph.metadata(producer).setdefault(_MARK, _Mark())
+    return _Target(key, storage, 0, output, shown, ref(mark))
 
 
 def _only_of(root: Node, leaf: _Target) -> bool:

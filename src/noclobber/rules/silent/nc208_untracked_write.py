@@ -53,9 +53,9 @@ from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.depending import depends_on
-from noclobber.syntax.names import called, values
+from noclobber.syntax.names import called, is_given, keyword, values
 from noclobber.syntax.tree import place_of
-from noclobber.syntax.writes import WriteSyntax, write_at, writes
+from noclobber.syntax.writes import WriteSyntax, write_at
 
 SEVERITY = "warning"
 
@@ -64,7 +64,10 @@ _Shift = tuple[str, ast.operator, ast.expr]
 
 _WHOLE = ("copy_", "data=", "set_", "index_put_", "masked_scatter_", "")
 """Operators that take the values of another tensor as they are."""
-_ADDING = ("add_", "sub_", "index_add_", "scatter_add_")
+_SHIFTS = ("add_", "sub_", "index_add_", "scatter_add_")
+"""Operators that add, whatever they are given."""
+_ADDING = ("addcmul_", "addcdiv_", "addmm_", "addmv_", "addr_", "addbmm_", "baddbmm_")
+"""Methods that add a product to what they write, or to `beta` times that."""
 _WHERE = {
     "no_grad": "under `no_grad`",
     "inference_mode": "under `inference_mode`",
@@ -106,12 +109,13 @@ def _only_shifts(event: Untracked) -> bool:
     `h.data = h.data + (new - h).detach()` says that the gradient should pass unchanged, as the same does without
     `.data`.
     """
-    adds = op_in_words(event.write.op) in _ADDING
-    if event.source is not None or not (adds or event.how == "assigned"):
+    if event.source is not None:
         return False
-    place = place_of(event.write.site)
-    shifts = [] if place is None else list(_added(write_at(place)) if adds else _assigned(place.statement))
-    if place is None or not shifts:
+    adds, place = op_in_words(event.write.op) in _SHIFTS, place_of(event.write.site)
+    if place is None:
+        return adds
+    shifts = list(_assigned(place.statement) if event.how == "assigned" else _added(write_at(place)))
+    if not shifts:
         return adds
     return event.is_balanced or any(
         _is_way_to_another(one, target, op) or not depends_on(place.file, one, target, place.row)
@@ -120,15 +124,18 @@ def _only_shifts(event: Untracked) -> bool:
 
 
 def _added(write: WriteSyntax) -> Iterator[_Shift]:
-    """Yield what `h += e`, `h.sub_(e)` and the like add or take."""
+    """Yield what `h += e`, `h[i] += e`, `h.sub_(e)`, `h.addmm_(a, b)` and the like add or take."""
     row, call = write.statement, write.call
     if not write.name:
         return
-    if call is not None and writes(call) and values(call):
-        rest = ast.Tuple(values(call)) if len(values(call)) > 1 else values(call)[0]
-        yield write.name, ast.Sub() if called(call).startswith("sub") else ast.Add(), rest
-    elif call is None and isinstance(row, ast.AugAssign):
-        yield write.name, row.op, row.value
+    if call is None:
+        if isinstance(row, ast.AugAssign) and isinstance(row.op, (ast.Add, ast.Sub)):
+            yield write.name, row.op, row.value
+        return
+    adds = called(call) in (*_SHIFTS, *_ADDING) or is_given(call, "accumulate", value=True)
+    if adds and values(call) and keyword(call, "beta") is None:
+        op = ast.Sub() if called(call).startswith("sub") else ast.Add()
+        yield write.name, op, ast.Tuple(values(call)) if len(values(call)) > 1 else values(call)[0]
 
 
 def _assigned(row: ast.stmt | None) -> Iterator[_Shift]:
