@@ -1947,6 +1947,17 @@ both = itertools.chain(g.parameters(), e.parameters())
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
 """
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
+    "parts of what is unbound, of which two are read before the whole is written": """
+def run():
+    a = torch.ones(3, 2, dtype=torch.float64)
+    for step in range(3):
+        first, second = a.unbind(-1)
+        into = x[0, 0] * first
+        out = w[0, 0] * second
+        a[:, 0] -= into
+        a[:, 1] += into - out
+    a.square().sum().backward()
+""",
     "a clamp in the closure of an optimizer": """
 def run():
     opt = torch.optim.LBFGS([x, w], lr=0.1, max_iter=2)

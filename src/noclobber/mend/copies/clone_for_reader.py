@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
@@ -41,7 +42,7 @@ from noclobber.mend.holders.seen import is_in_comprehension
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import without_indexes
-from noclobber.model.seen.operators import NODES
+from noclobber.model.seen.operators import NODES, SPLITS
 from noclobber.model.units import listed
 from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import stem
@@ -179,6 +180,9 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
         kept = [] if set(scene.finding.fields) & set(_RESULTS) else _given(place, scene)
+    splits = [one for one in map(partial(_split_of, file), kept) if one is not None]
+    if splits:
+        return _of_a_clone(file, splits[0])
     if kept:
         texts = dict.fromkeys(file.source(one) for one in kept)
         edits = tuple(append(file, one, ".clone()") for one in kept)
@@ -189,6 +193,35 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         title = "write into a clone of the result, and let autograd keep the original"
         return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
     return None
+
+
+def _split_of(file: File, part: ast.expr) -> ast.Assign | None:
+    """`a, b = x.unbind(-1)` for `a`, where `b` is read too: a write to `x` spoils both, and PyTorch refuses one after
+    the other."""
+    scope = file.scope(part)
+    stored = uses(scope, part.id, ast.Store) if isinstance(part, ast.Name) else []
+    row = file.statement(stored[0]) if len(stored) == 1 else None
+    if not isinstance(row, ast.Assign) or called(row.value) not in SPLITS or not isinstance(row.targets[0], ast.Tuple):
+        return None
+    others = (one.id for one in walk(row.targets[0], ast.Name) if one is not stored[0])
+    return row if any(uses(scope, one, ast.Load) for one in others) else None
+
+
+def _of_a_clone(file: File, split: ast.Assign) -> Change | None:
+    """`a, b = x.clone().unbind(-1)`, where nothing keeps the parts or writes to them."""
+    call, scope = split.value, file.scope(split)
+    if not isinstance(call, ast.Call):
+        return None
+    held = owner(call)
+    of = held if held is not None and not is_namespace(held) else next(iter(values(call)), None)
+    names = [one.id for one in walk(split.targets[0], ast.Name)]
+    read = [one for name in names for one in uses(scope, name, ast.Load)]
+    if of is None or not all(keeps_nothing(file, one, returned=False) for one in read):
+        return None
+    if any(list(writes_through(file, scope, name)) for name in names):
+        return None
+    title = f"split a clone of `{file.source(of)}`"
+    return Change(title, (append(file, of, ".clone()"),), 2, Cure.CLONE_FOR_READER, is_sound=True)
 
 
 def _kept_by_ctx(scene: Scene, file: File, row: ast.stmt | None) -> Change | None:
