@@ -1947,6 +1947,17 @@ both = itertools.chain(g.parameters(), e.parameters())
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
 """
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
+    "a penalty that two turns share": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    for step in range(4):
+        if step % 2 == 0:
+            pull = (x**3 - 1).square().sum() + (w**3).sum()
+        loss = (x @ w - 3).square().sum() + pull * 0.5
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
     "parts of what is unbound, of which two are read before the whole is written": """
 def run():
     a = torch.ones(3, 2, dtype=torch.float64)

@@ -100,6 +100,8 @@ def _carried(scene: Scene) -> Iterator[Change]:
     renewed = [is_renewed(site, one) for one in carried]
     if not texts or False in renewed:  # what was made before the loop and is never set again would not be trained
         return
+    if any(_is_kept_term(file, read.row, name) for one in carried for name in (one.name, one.variable) if name):
+        return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
     is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in carried)
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in carried]
@@ -177,6 +179,27 @@ def _runs_before(file: File, row: ast.stmt, other: ast.stmt) -> bool:
     """Return True if a statement above another one runs whenever that does."""
     branches = {one for one in file.around(row) if not isinstance(one, FOR)}
     return row.lineno < other.lineno and branches <= {*file.around(other)}
+
+
+def _is_kept_term(file: File, row: ast.stmt, name: str) -> bool:
+    """Return True if a backward begins from a sum with this value, such as a penalty that several turns share, and no
+    turn adds to it: detached, it would be a constant there."""
+    scope = file.scope(row)
+    grows = any(name in map(dotted, targets(one)) and name in names_used(one.value) for one in walk(scope, ast.Assign))
+    grows = grows or any(dotted(one.target) == name for one in walk(scope, ast.AugAssign))
+    roots = [owner(one) for one in calls(row, "backward")]
+    return not grows and any(name in _terms(scope, one) for one in roots if one is not None)
+
+
+def _terms(scope: Scope, value: ast.expr, known: frozenset[str] = frozenset()) -> set[str]:
+    """The names that a sum adds up, and those that their definitions do: `pull` of `loss = mse + 0.1 * pull`."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub, ast.Mult)):
+        return _terms(scope, value.left, known) | _terms(scope, value.right, known)
+    name = dotted(value)
+    if not name or name in known:
+        return set()
+    made = [one.value for one in walk(scope, ast.Assign) if name in map(dotted, targets(one))]
+    return {name}.union(*(_terms(scope, one, known | {name}) for one in made))
 
 
 def _sets_always(file: File, rows: Sequence[ast.stmt], name: str) -> bool | None:

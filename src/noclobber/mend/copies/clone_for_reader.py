@@ -181,7 +181,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if None in operands:
         kept = [] if set(scene.finding.fields) & set(_RESULTS) else _given(place, scene)
     splits = [one for one in map(partial(_split_of, file), kept) if one is not None]
-    if splits:
+    if splits and None not in operands:
         return _of_a_clone(file, splits[0])
     if kept:
         texts = dict.fromkeys(file.source(one) for one in kept)
