@@ -77,19 +77,6 @@ def test_the_parameters_of_an_optimizer_are_those_of_the_module_that_it_was_seen
     assert unseen[0] == 'pi_loss.backward(inputs=[p for group in self.pi_opt.param_groups for p in group["params"]])'
 
 
-def test_one_optimizer_steps_once_after_both_backwards() -> None:
-    source = """
-        opt.zero_grad()
-        a.backward(retain_graph=True)
-        opt.step()
-        opt.zero_grad()
-        b.backward()
-        opt.step()
-    """
-    found = mended("NC103", source, write="opt.step()", read="b.backward()", op="SGD.step")
-    assert "opt.zero_grad()\na.backward(retain_graph=True)\nb.backward()\nopt.step()\n" in found
-
-
 def test_agents_step_in_a_loop_of_their_own() -> None:
     source = """
         def learn(agents, joint):

@@ -132,48 +132,6 @@ def test_a_weight_of_a_module_is_no_argument_of_its_call() -> None:
     assert found[-1] == f"{copies}\ny = torch.func.functional_call(net, copies, (x,))"
 
 
-def test_rows_become_a_list_that_is_stacked_where_all_of_it_is_read() -> None:
-    source = """
-        def run(x, w):
-            h = torch.zeros(len(x), 3)
-            for t in range(1, len(h)):
-                h[t] = torch.tanh(h[t - 1] @ w)
-                h[t] += x[t]
-            return h
-    """
-    listed = [one for one in mended("NC102", source, write="h[t]", save="h[t - 1] @ w", field="self") if "list(" in one]
-    assert listed[0].split("\n")[1:6] == [
-        "    h = list(torch.zeros(len(x), 3))",
-        "    for t in range(1, len(h)):",
-        "        h[t] = torch.tanh(h[t - 1] @ w)",
-        "        h[t] = h[t] + x[t]",
-        "    return torch.stack(h)",
-    ]
-
-
-def test_columns_become_a_list_of_columns() -> None:
-    source = """
-        def run(x):
-            out = torch.zeros(2, 4, 3)
-            for t in range(1, 4):
-                out[:, t] = x * out[:, t - 1]
-            return out
-    """
-    listed = next(one for one in mended("NC102", source, write="out[:, t]", save="x * out[:, t - 1]") if "list(" in one)
-    assert "out = list(torch.zeros(2, 4, 3).unbind(1))" in listed
-    assert "out[t] = x * out[t - 1]" in listed
-    assert "return torch.stack(out, dim=1)" in listed
-
-
-def test_a_tensor_that_is_also_sliced_is_no_list() -> None:
-    source = """
-        h = torch.zeros(5, 3)
-        for t in range(1, 5):
-            h[t] = f(h[:t])
-    """
-    assert not any("list(" in one for one in mended("NC102", source, write="h[t]", save="f(h[:t])"))
-
-
 NET = """
     class Net(nn.Module):
         def __init__(self):

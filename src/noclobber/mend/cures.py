@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from noclobber.mend.autograd.constants import detached_constants
-from noclobber.mend.autograd.declared import marked_dirty, saved_for_backward, tangent_in_place
+from noclobber.mend.autograd.declared import marked_dirty, tangent_in_place
 from noclobber.mend.autograd.detached_state import detached
 from noclobber.mend.autograd.modes import recorded
 from noclobber.mend.autograd.no_grad import under_mode
@@ -30,13 +30,12 @@ from noclobber.mend.copies.own_bytes import (
     recorded_views,
     returned_apart,
 )
-from noclobber.mend.copies.own_copies import from_clone, local_copy, on_copies
+from noclobber.mend.copies.own_copies import local_copy, on_copies
 from noclobber.mend.flags import without_cache, without_flag, written_in_place
 from noclobber.mend.holders.seen import is_read_elsewhere
 from noclobber.mend.new_tensors.new_tensor import put_into, written_anew
 from noclobber.mend.new_tensors.new_wholes import new_wholes
 from noclobber.mend.new_tensors.returned import given_new
-from noclobber.mend.new_tensors.rows_in_lists import as_lists
 from noclobber.mend.new_tensors.view_writes import views
 from noclobber.mend.order.earlier_backwards import backward_first
 from noclobber.mend.order.forwards_in_loops import moved_in
@@ -78,10 +77,7 @@ CURES: tuple[Mend, ...] = (
     returned_apart,
     without_flag,
     without_cache,
-    as_lists,
-    from_clone,
     kept_as_clone,
-    saved_for_backward,
     tangent_in_place,
     hook_later,
     on_copies,

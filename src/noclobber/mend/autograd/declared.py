@@ -1,4 +1,4 @@
-"""Custom Functions: declare the write by `mark_dirty`, keep tensors by `save_for_backward`, write tangents alike."""
+"""Custom Functions: declare the write by `mark_dirty`, write tangents alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
-from noclobber.syntax.names import attributes, called, calls, dotted, owner, parameters, returned
+from noclobber.syntax.names import called, calls, dotted, owner, parameters, returned
 from noclobber.syntax.tree import FUNCTION, walk
 from noclobber.syntax.writes import OPERATORS, PLAIN, out_of_place
 
@@ -34,24 +34,6 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
         if not marks:
             copied = cloned_before(file, write.statement, write.name)
             yield from change("let the Function write into a clone", [copied], 3)
-
-
-def saved_for_backward(scene: Scene) -> Iterator[Change]:
-    """`ctx.x = x` as `ctx.save_for_backward(x)`, and `ctx.saved_tensors[0]` for `ctx.x`, where nothing is saved yet."""
-    for place in scene.places("save") if scene.is_clobber else ():
-        file, statement = place.file, place.row
-        owner = file.class_of(statement)
-        if not isinstance(statement, ast.Assign) or owner is None or not isinstance(statement.value, ast.Name):
-            continue
-        stored = statement.targets[0]
-        attribute = dotted(stored)
-        ctx = attribute.partition(".")[0]
-        uses = [one for one in walk(owner, ast.Attribute) if dotted(one) == attribute and one is not stored]
-        saves = attributes(owner, "save_for_backward", "saved_tensors")
-        if not saves and uses and attribute.count(".") == 1:
-            edits = [replace(file, statement, f"{ctx}.save_for_backward({statement.value.id})")]
-            edits += [replace(file, one, f"{ctx}.saved_tensors[0]") for one in uses]
-            yield Change("keep it with `save_for_backward`", tuple(edits), 3)
 
 
 def tangent_in_place(scene: Scene) -> Iterator[Change]:

@@ -5,8 +5,7 @@ them: an update by hand may mean that the forward runs again. The gradient is th
 read, and flows through the copies to them. The module is one of a library, as the save is at its call, and its name
 leads to the weight in the name of that. What shards, synchronises or compiles a module reads them in its own way.
 
-Tried is the same for buffers, and for any module; a copy of one that another process writes; and one clone of what a
-function reads more than once.
+Tried is the same for buffers, and for any module; and a copy of one that another process writes.
 """
 
 from __future__ import annotations
@@ -18,25 +17,20 @@ from collections.abc import Iterator
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
-from noclobber.model.seen.operators import VIEWS
 from noclobber.syntax.edits import before, replace
 from noclobber.syntax.names import (
     UNRECORDING,
     called,
-    called_by,
     definition,
     dotted,
     has_stars,
     has_torch,
     in_tuple,
-    is_stored,
     last_name,
     named,
-    names_in,
     names_used,
-    parameters,
 )
-from noclobber.syntax.tree import COMPREHENSION, FOR, FUNCTION, File, Function, Place, functions, last_line, walk
+from noclobber.syntax.tree import COMPREHENSION, FOR, File, functions
 from noclobber.syntax.writes import WriteSyntax, chain, writes
 
 OWN = {"parameter": "parameters", "buffer": "buffers"}
@@ -127,45 +121,3 @@ def _runs_once(file: File, call: ast.Call) -> bool:
 
 def _is_function(call: ast.Call) -> bool:
     return dotted(call.func).startswith(("torch.", "F.", "nn."))
-
-
-def from_clone(scene: Scene) -> Iterator[Change]:
-    """`memory = self.memory.clone()` before the first of several reads of `self.memory` that a write comes after."""
-    seen = set()
-    for place in scene.places("save") if scene.is_clobber and not scene.steps() else ():
-        file, scope = place.file, place.file.scope(place.row)
-        if not isinstance(scope, FUNCTION) or scope in seen:
-            continue
-        seen.add(scope)
-        reads = _reads(scene, place, scope)
-        for name in dict.fromkeys(dotted(one) for one in reads):
-            some = [one for one in reads if dotted(one) == name]
-            short = name.rpartition(".")[2]
-            first = next((one for one in scope.body if one in file.around(some[0])), scope)
-            edit = before(file, first, f"{short} = {name}.clone()")
-            if len(some) > 1 and short not in {*parameters(scope), *names_in(scope)}:
-                edits = [edit, *(replace(file, one, short) for one in some)]
-                yield from change(f"read from one clone of `{name}`", edits, 2)
-
-
-def _reads(scene: Scene, place: Place, scope: Function) -> list[ast.Attribute]:
-    """Where the function reads, up to the write, an attribute that stands in what saves."""
-    file = place.file
-    writes = [one for one in scene.writes() if one.file is file and one.file.scope(one.statement) is scope]
-    until = min((one.statement.lineno for one in writes), default=last_line(scope) + 1)
-    named = [one for one in walk(place.node, ast.Attribute) if dotted(one).startswith("self.")]
-    saved = {dotted(one) for one in named if _is_tensor(file, one)}
-    return [
-        one
-        for row in scope.body
-        for one in walk(row, ast.Attribute)
-        if dotted(one) in saved and one.lineno < until and not is_stored(file, one)
-    ]
-
-
-def _is_tensor(file: File, node: ast.Attribute) -> bool:
-    """Whether an attribute may be a tensor, for all that the text shows: no method, and no owner but of a tensor's."""
-    above = file.above[node]
-    if isinstance(above, ast.Attribute):
-        return above.attr in VIEWS or called_by(file, above) is not None
-    return called_by(file, node) is None

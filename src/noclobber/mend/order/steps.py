@@ -12,9 +12,9 @@ functions that are called there and nowhere else; the backward may be in an `if`
   backward no longer adds to, and no region runs again in a backward of its own, which refuses `inputs=`.
 A closure, a gradient scaler, or a step inside a wrapper is none of these.
 
-Tried is the same under fewer conditions, the later update made first, one step for two, and a second loop for steps;
-the same where the functions are called that the step and the backward stand in; and one backward, of the sum of losses,
-for two of one forward.
+Tried is the same under fewer conditions, the later update made first, and a second loop for steps; the same where the
+functions are called that the step and the backward stand in; and one backward, of the sum of losses, for two of one
+forward, with one step for two.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ _HARMLESS = frozenset(
 """Calls, made for what they do, that neither read nor change weights."""
 _CLIPS = ("clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "unscale_")
 _UPDATES = ("zero_grad", "backward", "step", *_CLIPS, "update")
+"""Calls that change or use gradients: between two backwards they show that each has gradients of its own."""
 
 
 def reordered(scene: Scene) -> Iterator[Change]:
@@ -109,7 +110,6 @@ def reordered(scene: Scene) -> Iterator[Change]:
             if is_direct or file.scope(step.row) is not file.scope(read.row):
                 yield from _moved(scene, step, read, one, rows, first, second)
             yield from _swapped(step, read, rows, first, second, is_direct=is_direct)
-            yield from _merged(file, step, rows, first, second) if is_direct else ()
         if not is_direct:
             return
 
@@ -264,15 +264,6 @@ def _run_by(file: File, row: ast.stmt, inner: ast.stmt) -> tuple[list[ast.stmt],
             and (of is None or not any(of.name in map(last_name, one.bases) for one in walk(file.tree, ast.ClassDef)))
         )
     return block[:at], block[at + 1 :], is_all
-
-
-def _merged(file: File, step: Place, rows: list[ast.stmt], first: int, second: int) -> Iterator[Change]:
-    """One optimizer, stepped once after both backwards: the first step and the `zero_grad` between them go."""
-    name = optimizer_of(step.row)
-    between = [one for row in rows[first + 1 : second] for one in calls(row, "zero_grad")]
-    later = [one for row in rows[second + 1 :] for one in simple_statements(row)]
-    if name and between and any(optimizer_of(one) == name for one in later):
-        yield from change("step once, after both backwards", [remove(file, one) for one in (step.row, *between)], 2)
 
 
 def _loop_split(step: Place, read: Place) -> Iterator[Change]:
@@ -523,10 +514,6 @@ def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
     return f"{dotted(given)}{text.removeprefix(root)}" if dotted(given) and text.startswith(root) else ""
 
 
-_USING = ("step", "backward", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_", "update", "grad")
-"""Calls that change or use gradients: between two backwards they show that each has gradients of its own."""
-
-
 def summed(scene: Scene) -> Iterator[Change]:
     """One backward for two losses, as of a graph that the first one has freed, and one step where there were two."""
     reads = scene.places("read") if scene.is_freed else []
@@ -559,7 +546,7 @@ def _of(file: File, first: ast.stmt, read: Place, gone: Sequence[ast.stmt]) -> I
         return
     if "" in (dotted(one), dotted(other)) or dotted(one) == dotted(other):
         return
-    if any(attributes(row, "grad") or calls(row, *_USING) for row in rows[at + 1 : last] if row not in gone):
+    if any(attributes(row, "grad") or calls(row, *_UPDATES, "grad") for row in rows[at + 1 : last] if row not in gone):
         return
     if any(first_name(one) in names_stored(row) for row in rows[at + 1 : last]):
         return
