@@ -317,3 +317,12 @@ def test_a_view_is_not_written_out_of_place_where_what_it_shows_is_read_later() 
     found = changes("NC101", source, write="head += 1", save="x.exp()")
     assert found
     assert not any("head = " in one for one in found)
+
+
+def test_the_states_that_a_cell_is_given_in_a_tuple_are_cloned_for_it() -> None:
+    source = """
+        for t in range(5):
+            h[t + 1], c[t + 1] = cell(x[t], (h[t], c[t]))
+    """
+    found = mended("NC102", source, write="h[t + 1]", save="cell(x[t], (h[t], c[t]))")
+    assert any("cell(x[t].clone(), (h[t].clone(), c[t].clone()))" in one for one in found)

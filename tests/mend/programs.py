@@ -6402,3 +6402,18 @@ def run():
 """,
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""
+WORDS["a leaf that a caller reads after a Function which may not write it"] = """
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+def twice(x):
+    return Double.apply(x)
+def run():
+    y = twice(w)
+    (y * w).sum().backward()
+"""

@@ -195,5 +195,7 @@ def _is_last_use(file: File, call: ast.Call, argument: ast.expr) -> bool:
     plain = isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(root, ast.Name)
     if statement is None or isinstance(statement, ast.Expr) or not plain or not isinstance(root, ast.Name):
         return False
+    if root.id in parameters(file.scope(call)) and not _is_read_here_only(file, root):
+        return False  # a caller may read it
     read = any(starts(one) >= ends(statement) for one in uses(file.scope(call), root.id, ast.Load))
     return isinstance(statement, ast.Return) or not (read or file.loops(statement))

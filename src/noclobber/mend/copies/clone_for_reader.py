@@ -133,7 +133,7 @@ def _operands(place: Place, field: str) -> list[ast.expr]:
     elif isinstance(node, ast.AugAssign):
         found = [node.value]
     elif isinstance(node, ast.Call) and called(node) not in ("grad", "backward"):
-        given = [*node.args, *(one.value for one in node.keywords if one.arg is not None)]
+        given = _parts([*node.args, *(one.value for one in node.keywords if one.arg is not None)])
         found, of = [one for one in given if not isinstance(one, ast.Starred)], owner(node)
         is_module = dotted(of) == "self" or (isinstance(of, ast.Name) and of.id[:1].isupper())
         if of is not None and not is_namespace(of) and not is_module:  # `x.mul(y)`, and not `self.net(y)`

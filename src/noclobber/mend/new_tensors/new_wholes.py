@@ -48,7 +48,7 @@ from noclobber.syntax.names import (
     value_given,
 )
 from noclobber.syntax.tree import FOR, WITH, File, Scope, last_line, parse, starts, walk
-from noclobber.syntax.writes import WriteSyntax, expression, out_of_place, value_of, write_in
+from noclobber.syntax.writes import WriteSyntax, out_of_place, value_of, write_in
 
 For = ast.For | ast.AsyncFor
 
@@ -183,10 +183,6 @@ def _lists(file: File, value: ast.expr, *, any_tensors: bool) -> bool:
 
 def _into_new(write: WriteSyntax, cost: int, *, stacked: bool, is_sound: bool = False) -> Iterator[Change]:
     """A loop whose one statement writes what it iterates over, as a new whole: a list, a dict, or `stacked` rows."""
-    listed = write.statement.value if isinstance(write.statement, ast.Expr) else None
-    if isinstance(listed, ast.ListComp) and listed.elt is write.call:
-        yield from _new_list(write, listed, cost)
-        return
     file, found, value = write.file, taken(write), value_of(write) if stacked else value_anew(write)
     loop = found.loop if found is not None else None
     if found is None or loop is None or not value or loop.body != [write.statement] or not _is_on_lines(file, loop):
@@ -305,15 +301,6 @@ def _is_bound_with(file: File, name: ast.Name, names: list[str]) -> bool:
     if not isinstance(row, ast.Assign) or sum(dotted(one) in names for one in targets(row)) < 2:
         return False
     return len(row.targets) > 1 or (value_given(file, name) is None and called(row.value) not in SPLITS)
-
-
-def _new_list(write: WriteSyntax, listed: ast.ListComp, cost: int) -> Iterator[Change]:
-    """`[t.add_(1) for t in ts]` as `ts = [t + 1 for t in ts]`."""
-    file, loop = write.file, listed.generators[0]
-    name, text = dotted(loop.iter), expression(file, write.call) if write.call is not None else None
-    if name and text and write.call is not None and dotted(loop.target) == write.name:
-        new = f"{name} = {file.source(listed)}".replace(file.source(write.call), text, 1)
-        yield Change(f"make a new `{name}` out of place", (replace(file, listed, new),), cost)
 
 
 def _uncounted(loop: For) -> tuple[ast.expr, ast.expr]:
