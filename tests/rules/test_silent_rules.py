@@ -116,11 +116,7 @@ def test_a_function_keeps_its_input_on_its_context() -> None:
     assert told(finding, "save").span.line == 4
     assert "and not `ctx.x`" in finding.notes[0]
     assert "save_for_backward" in helped(finding)
-    texts = [text.splitlines() for text in STASH.mended(finding)]
-    assert texts[0][12] == "h = h + 1"
-    assert ["ctx.save_for_backward(x)", "x = ctx.saved_tensors[0]"] in [
-        [one[3].strip(), one[8].strip()] for one in texts
-    ]
+    assert STASH.mended(finding)[0].splitlines()[12] == "h = h + 1"
 
 
 def test_a_stash_is_told_with_the_call_that_kept_it() -> None:
@@ -128,14 +124,6 @@ def test_a_stash_is_told_with_the_call_that_kept_it() -> None:
     finding = the(clobber(kept, write("aten::add_", STASH.at("h += 1")), read=stored(STASH), raised=False))
     assert [one.text for one in finding.labels if one.role == "save"][1:] == ["`Square` is applied here"]
     assert [one.role for one in finding.labels] == ["save", "write", "read", "save"]
-
-
-def test_a_class_that_saves_something_already_gets_words_only() -> None:
-    program = Program(STASH.text.replace("return x * x", "ctx.save_for_backward(x)\n        return x * x"))
-    kept = save("SquareBackward", "ctx.x", stored(program), unchecked="ctx")
-    finding = the(clobber(kept, write("aten::add_", program.at("h += 1")), raised=False))
-    assert "save_for_backward" in helped(finding)
-    assert not any(text.count("save_for_backward") > 1 for text in program.mended(finding))
 
 
 REGION = Program("""
