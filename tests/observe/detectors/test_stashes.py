@@ -1,5 +1,7 @@
 """Tensors kept on the ctx of a custom Function: a changed one that backward reads is heard, nothing else is."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from torch.autograd.function import once_differentiable
@@ -29,6 +31,21 @@ class Listed(Square):
     @once_differentiable
     def backward(ctx, g):
         return ctx.all[0] * ctx.all[1] * g - ctx.all[1] * g
+
+
+Pair = namedtuple("Pair", ["by", "of"])
+
+
+class Nested(Square):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.all = {"pairs": [Pair(2, x)]}  # saved
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        ((by, of),) = ctx.all["pairs"]
+        return by * of * g
 
 
 class InSetup(Square):
@@ -152,6 +169,7 @@ WRONG = [
     (Square, through_numpy, "ctx.x"),
     (Listed, counted, "ctx.all[1]"),
     (Listed, through_numpy, "ctx.all[1]"),
+    (Nested, counted, "ctx.all['pairs'][0][1]"),
     (InSetup, through_data, "ctx.kept['x']"),
     (Exponential, of_the_result, "ctx.y"),
 ]

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import namedtuple
 
 import pytest
 import torch
@@ -184,3 +185,30 @@ def test_a_stash_whose_memory_was_made_in_inference_mode():
     assert gradient(write=True) != right
     with noclobber.preserve():
         assert gradient(write=True) == right
+
+
+Pair = namedtuple("Pair", ["by", "of"])
+
+
+class Nested(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.all = {"pairs": [Pair(2, x)]}
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        ((by, of),) = ctx.all["pairs"]
+        assert type(ctx.all["pairs"][0]) is Pair
+        return by * of * g
+
+
+def test_what_lies_deeper_on_a_ctx_gets_its_old_bytes():
+    x = leaf()
+    with noclobber.preserve():
+        h = x * 1.5
+        y = Nested.apply(h)
+        with torch.no_grad():
+            h.mul_(3)
+        y.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * 1.5 * 1.5 * x.detach())

@@ -30,6 +30,8 @@ from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.witness import Change, change
 
+Path = tuple[object, ...]
+_DEEPEST = 3
 UNCONNECTED = (
     "what a custom Function returned and keeps on its ctx was overwritten; its bytes are kept, but create_graph needs "
     "its place in the graph as well: keep it with ctx.save_for_backward"
@@ -43,15 +45,15 @@ class CtxSave(Handle):
     `identity` is the tensor's `id`. It helps to tell whether the ctx still holds the same object.
     """
 
-    __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "key", "name")
+    __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "name", "path")
     unchecked: Literal["", "hooks", "ctx", "policy"] = "ctx"
     follows = True
 
     ctx: ref[Node]
     identity: int
     name: str
-    key: object
-    """The index or key in the list, tuple or dict. None where the attribute itself is the tensor."""
+    path: Path
+    """The indexes or keys in lists, tuples and dicts. Empty where the attribute itself is the tensor."""
     in_graph: bool
     """True if the tensor required a gradient when forward ended."""
     connected: native_saves.Save | None
@@ -61,7 +63,7 @@ class CtxSave(Handle):
     def tensor(self) -> torch.Tensor | None:
         """Return the tensor that the ctx holds in this place now; None if there is none."""
         ctx = self.ctx()
-        return None if ctx is None else dict(_parts(_attributes(ctx).get(self.name))).get(self.key)
+        return None if ctx is None else dict(_parts(_attributes(ctx).get(self.name))).get(self.path)
 
 
 def _attributes(ctx: object) -> dict[str, object]:
@@ -69,14 +71,13 @@ def _attributes(ctx: object) -> dict[str, object]:
     return attributes
 
 
-def _parts(value: object) -> Iterator[tuple[object, torch.Tensor]]:
-    """Yield the tensors of an attribute, each with its key; the key is None if the attribute itself is the tensor."""
+def _parts(value: object, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield the tensors of an attribute, each with its path in lists, tuples and dicts, as far down as _DEEPEST."""
     if isinstance(value, torch.Tensor):
-        yield None, value
-    elif isinstance(value, (list, tuple, dict)):
+        yield path, value
+    elif isinstance(value, (list, tuple, dict)) and len(path) < _DEEPEST:
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(part, torch.Tensor):
-                yield key, part
+            yield from _parts(part, (*path, key))
 
 
 def arm(context: Context, way: Way) -> None:
@@ -107,8 +108,8 @@ class CtxSaves:
             return
         made = list[CtxSave]()
         for name, place in call.kept.items():
-            for key, tensor in _parts(_attributes(ctx).get(name)):
-                stash = self._stash(ctx, name, key, tensor, place)
+            for path, tensor in _parts(_attributes(ctx).get(name)):
+                stash = self._stash(ctx, name, path, tensor, place)
                 if stash is not None:
                     stash.applied = made[0].applied if made else caller()
                     made.append(stash)
@@ -118,15 +119,15 @@ class CtxSaves:
             if self._context.keeping:
                 self._keep_comparing(ctx)
 
-    def _stash(self, ctx: Node, name: str, key: object, tensor: torch.Tensor, place: Place | None) -> CtxSave | None:
+    def _stash(self, ctx: Node, name: str, path: Path, tensor: torch.Tensor, place: Place | None) -> CtxSave | None:
         """Return the stash of one tensor; None for a tensor that has no version or no storage."""
         alias, contents = alias_of(tensor), self._context.contents
         if tensor_state.version_of(alias) is None or storages.storage_key(alias) is None:
             return None
         digest = None if contents is None else contents.at_save(alias)
         stash = handles.made(CtxSave, alias, alias, ctx._sequence_nr(), place, digest)
-        stash.ctx, stash.name, stash.key, stash.identity = ref(ctx), name, key, id(tensor)
-        stash.field = f"ctx.{name}" if key is None else f"ctx.{name}[{key!r}]"
+        stash.ctx, stash.name, stash.path, stash.identity = ref(ctx), name, path, id(tensor)
+        stash.field = f"ctx.{name}" + "".join(f"[{key!r}]" for key in path)
         stash.in_graph, stash.connected = tensor.requires_grad, None
         if self._context.keeping and tensor.requires_grad and torch_messages.made_by(tensor, ctx) is False:
             stash.connected = native_saves.connected(tensor)
@@ -230,7 +231,7 @@ def _given_what_was_kept(ctx: Node, held: list[CtxSave]) -> Iterator[None]:
     for stash in held:
         if (tensor := _old(stash)) is not None:
             values.setdefault(stash.name, attributes[stash.name])
-            attributes[stash.name] = _replaced(attributes[stash.name], stash.key, tensor)
+            attributes[stash.name] = _replaced(attributes[stash.name], stash.path, tensor)
             given.append((stash, tensor, tensor._version))
     instead = {name: attributes[name] for name in values}
     try:
@@ -283,12 +284,14 @@ def _is_the_same(stash: CtxSave, value: torch.Tensor) -> bool:
     return any(noted.written.only_moves or noted.key == key for noted, _ in stash.writes)
 
 
-def _replaced(value: Any, key: object, tensor: torch.Tensor) -> object:
-    if key is None:
+def _replaced(value: Any, path: Path, tensor: torch.Tensor) -> object:
+    if not path:
         return tensor
+    part = _replaced(value[path[0]], path[1:], tensor)
     if isinstance(value, dict):
-        return value | {key: tensor}
-    return type(value)(tensor if index == key else part for index, part in enumerate(value))
+        return value | {path[0]: part}
+    make = getattr(value, "_make", type(value))  # of a namedtuple
+    return make([part if index == path[0] else one for index, one in enumerate(value)])
 
 
 def _tell(context: Context, held: list[CtxSave], changed: list[tuple[CtxSave, Clobber | Later]], name: str) -> None:
