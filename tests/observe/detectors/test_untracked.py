@@ -386,6 +386,19 @@ def test_what_numpy_writes_before_anything_saves_it(body):
     assert "numpy changes it somewhere from here on" in finding.labels[0].text
 
 
+@pytest.mark.parametrize("write", [True, False])
+def test_a_large_tensor_that_numpy_gets(write):
+    x = torch.ones(1 << 17, requires_grad=True)
+    with warnings.catch_warnings(), noclobber.watch(contents=True) as watched:
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        h = x * 2
+        array = h.detach().numpy()
+        if write:
+            array *= 3
+        h.square().sum().backward()
+    assert [one.code for one in watched.findings] == ["NC208"] * write
+
+
 def read_by_numpy(h):
     h.detach().numpy().sum()
     return h.square()

@@ -30,7 +30,7 @@ from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import numbers
+from noclobber.observe.witness.digests import Digest, fingerprint, numbers, same
 from noclobber.observe.witness.layout import Geometry, geometry, once, span, strided
 
 Alias = Literal["data", "detached"]
@@ -45,6 +45,7 @@ _LARGEST = 1 << 22
 """Bytes. The old values of tensors up to this size are kept, to see which elements a write changed."""
 _ROUNDING = 32
 """How many units of rounding a sum may be off."""
+_SMALL = 1 << 18
 _PATIENCE = 64
 """A write is forgotten after this many backward calls that do not differentiate through it, or with its node."""
 _MOST = 64
@@ -105,7 +106,9 @@ class _Out(NamedTuple):
     """The values of a tensor when its memory was handed to code outside of torch."""
 
     record: Record
-    values: torch.Tensor
+    digest: Digest
+    values: torch.Tensor | None
+    """None where they take more than _SMALL bytes, as many tensors may be handed out."""
     shown: Geometry
     handed: Handed
     described: Callable[[], Tensor]
@@ -354,11 +357,14 @@ class UntrackedWrites:
         taken = next((one for one in reversed(self.taken.copy()) if one.target.is_on(key)), None)
         with modes.aside():
             values = None if taken is None or taken.target.identity else numbers(tensor)
-            if taken is None or values is None or values.nbytes > _LARGEST:
+            digest = None if values is None else fingerprint(tensor)
+            if taken is None or values is None or digest is None:
                 return
             noted = record(_FOREIGN, tensor, key, place_of(frame), self._context.thread)
             handed = Handed(by, site_of(noted.place))
-            taken.out = _Out(noted, values.clone(), geometry(tensor), handed, clobbers.later_of(tensor))
+            old = values.clone() if values.nbytes <= _SMALL else None
+            about = clobbers.later_of(tensor)
+            taken.out = _Out(noted, digest, old, geometry(tensor), handed, about)
 
     def _forget_out(self, key: int) -> None:
         for one in self.taken.copy():
@@ -376,7 +382,7 @@ class UntrackedWrites:
             unseen = _Unseen(out.record, "foreign", taken.target, out.described, foreign=write)
             with modes.aside():
                 now = tensor_state.detach(alias).as_strided(shape, strides, start)
-                is_changed = unseen.has_changed(now, out.values)
+                is_changed = not same(fingerprint(now), out.digest) and unseen.has_changed(now, out.values)
             if is_changed:
                 self._forget_out(key)
                 self._waiting.append(unseen)
