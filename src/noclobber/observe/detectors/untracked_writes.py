@@ -46,6 +46,7 @@ _LARGEST = 1 << 22
 _ROUNDING = 32
 """How many units of rounding a sum may be off."""
 _SMALL = 1 << 18
+"""Bytes."""
 _PATIENCE = 64
 """A write is forgotten after this many backward calls that do not differentiate through it, or with its node."""
 _MOST = 64
