@@ -16,10 +16,9 @@ from noclobber.syntax.names import (
     owner,
     targets,
     value_given,
-    values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, nested, starts, within
-from noclobber.syntax.writes import base_of, is_namespace, writes, written_by
+from noclobber.syntax.writes import base_of, tensors_given, writes, written_by
 
 _ABOUT = ("device", "dtype", "grad", "layout", "ndim", "requires_grad", "shape")
 """Attributes of a tensor that do not change with its values, and `grad`, through which nobody differentiates here."""
@@ -104,8 +103,7 @@ def _operands(node: ast.AST) -> list[ast.AST]:
     has_no_graph = called(node) == "grad" and not is_given(node, "create_graph", value=True)
     if is_untracked(node) or called(node) == "detach" or has_no_graph:
         return []  # a constant to autograd, however the write is written
-    held, name = owner(node), called(node)
-    tensors = values(node) if held is None or is_namespace(held) else [held, *values(node)]
+    name, tensors = called(node), tensors_given(node)
     if name.endswith("_like") or name.startswith("new_"):
         return [*tensors[1:]]
     return [*tensors[:1]] if name in _AS else [node.func, *tensors]

@@ -28,6 +28,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     uses_in,
+    values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Placed, walk
 
@@ -170,6 +171,13 @@ def has_twin(call: ast.Call) -> bool:
 def is_namespace(owner: ast.expr) -> bool:
     """Return True if the owner of a method is a module such as `torch.nn.init`, and no tensor."""
     return first_name(owner) in _NO_TENSORS
+
+
+def tensors_given(call: ast.Call) -> list[ast.expr]:
+    """What a function is given, or a method after the tensor that it is called on: `x` and `1` of `x.unbind(1)` and of
+    `torch.unbind(x, 1)`."""
+    held = owner(call)
+    return values(call) if held is None or is_namespace(held) else [held, *values(call)]
 
 
 def is_of_loss(file: File, call: ast.Call) -> bool:

@@ -362,6 +362,13 @@ def by_numpy_in_part(h):
     return h.square()
 
 
+def by_numpy_before_a_sum_of_something_else(h):
+    h.detach().numpy()[:] *= 3
+    total = torch.zeros(4)
+    total += h * h
+    return total
+
+
 def by_numpy_through_what_it_was_given_earlier(h):
     kept = h.detach().numpy()
     h.data.numpy().sum()
@@ -369,11 +376,20 @@ def by_numpy_through_what_it_was_given_earlier(h):
     return h.square()
 
 
-@pytest.mark.parametrize("body", [by_numpy, by_numpy_in_part, by_numpy_through_what_it_was_given_earlier])
+@pytest.mark.parametrize(
+    "body",
+    [
+        by_numpy,
+        by_numpy_in_part,
+        by_numpy_before_a_sum_of_something_else,
+        by_numpy_through_what_it_was_given_earlier,
+    ],
+)
 def test_what_numpy_writes_before_anything_saves_it(body):
     """The right gradient is that of the same function in operators of torch."""
     right = {
         by_numpy: lambda h: (h * 3).square(),
+        by_numpy_before_a_sum_of_something_else: lambda h: (h * 3).square(),
         by_numpy_in_part: lambda h: torch.cat([h[:1], h[1:].clamp(-0.5, 0.5)]).square(),
         by_numpy_through_what_it_was_given_earlier: lambda h: (h + h.max()).square(),
     }
@@ -731,6 +747,21 @@ def test_values_from_the_graph_taken_before_a_use_and_written_after_it():
         early = leaf + 1
         data.copy_(source * 2)
         (early + leaf * source).sum().backward()
+
+    assert warned(program) == ["NC208"]
+
+
+def test_what_another_thread_does_hides_no_graph_that_is_cut_off_at_a_parameter():
+    def program():
+        p, g = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        (p * 2).sum().backward()
+        data = p.data
+        thread = threading.Thread(target=backwards, args=(3,))
+        thread.start()
+        thread.join()
+        data[...] = g * 2
+        (p * 3).sum().backward()
+        assert g.grad is None
 
     assert warned(program) == ["NC208"]
 

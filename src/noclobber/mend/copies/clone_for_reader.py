@@ -72,7 +72,17 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, Scope, lines_in, walk
-from noclobber.syntax.writes import NAMESPACES, OPERATORS, Form, WriteSyntax, base_of, is_flagged, is_namespace, writes
+from noclobber.syntax.writes import (
+    NAMESPACES,
+    OPERATORS,
+    Form,
+    WriteSyntax,
+    base_of,
+    is_flagged,
+    is_namespace,
+    tensors_given,
+    writes,
+)
 
 _FIRST = ("self", "input", "mat1")
 _SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
@@ -212,8 +222,7 @@ def _of_a_clone(file: File, split: ast.Assign) -> Change | None:
     call, scope = split.value, file.scope(split)
     if not isinstance(call, ast.Call):
         return None
-    held = owner(call)
-    of = held if held is not None and not is_namespace(held) else next(iter(values(call)), None)
+    of = next(iter(tensors_given(call)), None)
     names = [one.id for one in walk(split.targets[0], ast.Name)]
     read = [one for name in names for one in uses(scope, name, ast.Load)]
     if of is None or not all(keeps_nothing(file, one, returned=False) for one in read):

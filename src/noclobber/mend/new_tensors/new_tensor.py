@@ -78,11 +78,11 @@ from noclobber.syntax.writes import (
     WriteSyntax,
     is_flagged,
     is_in_vain,
-    is_namespace,
     is_read_on,
     loses_write,
     out_of_place,
     seen,
+    tensors_given,
     value_of,
     write_at,
     write_in,
@@ -345,7 +345,7 @@ def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:
     call = made.value if isinstance(made, ast.Assign) and made in rows else None
     if made is None or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return "", None
-    given = call.args if is_namespace(call.func.value) else [call.func.value, *call.args]
+    given = tensors_given(call)
     root, split = given[0] if given else None, called(call)
     written = [one for part in map(dotted, parts) for one in writes_through(file, scope, part)]
     own = [one for one in names if one.id in map(dotted, parts) and isinstance(one.ctx, ast.Load)]

@@ -247,10 +247,12 @@ class UntrackedWrites:
         return any(key in forward.keys for forward in self._context.thread.given)
 
     def _forget_taken(self, _: Backward) -> None:
-        """Forget the aliases of leaves at a backward call, and those of what no backward reaches any more."""
+        """Forget the aliases of leaves at a backward call of their thread, and those of what no backward reaches any
+        more."""
         for one in self.taken.copy():
             one.waited += 1
-            if one.target.identity or one.waited >= _PATIENCE or one.target.is_gone():
+            is_over = bool(one.target.identity) and one.thread == get_ident()
+            if is_over or one.waited >= _PATIENCE or one.target.is_gone():
                 self._drop_taken(one)
 
     def _drop_taken(self, one: _Taken) -> None:

@@ -77,7 +77,8 @@ def _parts(value: object, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]
         yield path, value
     elif isinstance(value, (list, tuple, dict)) and len(path) < _DEEPEST:
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _parts(part, (*path, key))
+            if isinstance(part, (torch.Tensor, list, tuple, dict)):
+                yield from _parts(part, (*path, key))
 
 
 def arm(context: Context, way: Way) -> None:

@@ -54,13 +54,13 @@ from noclobber.model.seen.events import Handed, Write
 from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.causes import cause, overlapping
+from noclobber.rules.shared.foreign import GIVEN_OUT, meant_or_copied
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import known, same_line
 from noclobber.rules.shared.story import story
 
 _TAKEN_IN = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack", "from_file")
 """Functions that make a tensor from memory that other code already holds."""
-_GIVEN_OUT = ("numpy", "__array__", "__array_interface__", "__dlpack__", "to_dlpack")
 
 
 def find(event: Event) -> Finding | None:
@@ -103,14 +103,7 @@ def _hidden(write: Write) -> list[str]:
 
 def _cures(write: Write) -> Sequence[Help]:
     if write.untracked:
-        by_numpy = write.handed is not None and write.handed.by in _GIVEN_OUT
-        copied = "`t.numpy().copy()`" if by_numpy else "`t.clone()`"
-        return (
-            "decide whether the write is part of the function: the program goes on with what was written, and autograd "
-            "does not see it",
-            Suggestion("if it is, write with torch and out of place", cure=Cure.OUT_OF_PLACE),
-            f"if only the other side should see it, give it a copy: {copied}",
-        )
+        return meant_or_copied(write)
     if write.via == "process":
         return (
             "run forward and backward on a local copy of what is shared: `copy.deepcopy(shared)`",
@@ -124,7 +117,7 @@ def _cures(write: Write) -> Sequence[Help]:
         )
     if handed.by in _TAKEN_IN:
         return (f"give the tensor its own bytes: {_copied(handed)}",)
-    if handed.by in _GIVEN_OUT:
+    if handed.by in GIVEN_OUT:
         return (
             "write into a copy: `t.numpy().copy()`",
             Suggestion(

@@ -50,6 +50,7 @@ from collections.abc import Iterator, Sequence
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.silent import Event, Untracked
 from noclobber.rules.shared.account import Help, account
+from noclobber.rules.shared.foreign import meant_or_copied
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.depending import depends_on
@@ -109,9 +110,11 @@ def _only_shifts(event: Untracked) -> bool:
     `h.data = h.data + (new - h).detach()` says that the gradient should pass unchanged, as the same does without
     `.data`.
     """
-    if event.source is not None:
+    op, place = op_in_words(event.write.op), place_of(event.write.site)
+    may_add = event.how == "assigned" or op in (*_SHIFTS, *_ADDING, "index_put_")
+    if event.source is not None or not may_add:
         return False
-    adds, place = op_in_words(event.write.op) in _SHIFTS, place_of(event.write.site)
+    adds = op in _SHIFTS
     if place is None:
         return adds
     shifts = list(_assigned(place.statement) if event.how == "assigned" else _added(write_at(place)))
@@ -179,6 +182,8 @@ def _unrecorded(event: Untracked) -> str:
 
 
 def _cures(event: Untracked) -> Sequence[Help]:
+    if event.how == "foreign":
+        return meant_or_copied(event.write)
     if event.tensor.kind == "parameter":
         return (
             Suggestion(
