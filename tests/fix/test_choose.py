@@ -134,6 +134,26 @@ def test_what_leaves_findings_of_other_writes_is_gone_on_from_at_once(mended):
     assert told.judged.count("x = 1\n") == 1
 
 
+@pytest.mark.parametrize(("needs_both", "left"), [(False, "x = 0\ny = 2\n"), (True, "x = 1\ny = 2\n")])
+def test_what_a_later_change_made_needless_is_taken_out(tmp_path, monkeypatch, needs_both, left):
+    path = tmp_path / "program.py"
+    path.write_text("x = 0\ny = 0\n")
+    changes = {"h": Change("1", (Edit(Span(str(path), 1, 5, 1, 6), "1"),), 1)}
+    changes["g"] = Change("2", (Edit(Span(str(path), 2, 5, 2, 6), "2"),), 1)
+    monkeypatch.setattr(search, "candidates", lambda finding, *_: [changes[finding.names[0]]])
+
+    def shown(text: str) -> Verdict:
+        if "2" not in text:
+            return Verdict(True, elsewhere=True, result=result(finding(path, "g")))
+        return Verdict(False) if needs_both and "1" not in text else proven()
+
+    told = Told(result(finding(path, "h")), shown)
+    done = RepairSearch(told, lambda _: None).search()  # type: ignore[arg-type]
+    assert done.patch.read(str(path)) == left
+    assert [one.title for one in done.repairs] == (["1", "2"] if needs_both else ["2", "2"])
+    assert [one.level for one in done.repairs] == [Level.PROVEN] * 2
+
+
 def test_a_part_of_a_patch_is_not_called_proven(mended):
     def shown(text: str, path: Path) -> Verdict:
         return Verdict(True, elsewhere=True, proof="in 0 calls", result=result(finding(path, "g")))
@@ -146,7 +166,7 @@ def test_a_part_of_a_patch_is_not_called_proven(mended):
 def test_a_finding_is_told_with_its_line_in_the_file_as_it_is(mended):
     def shown(text: str, path: Path) -> Verdict:
         if text != "x = 1\nx = 0\n":
-            return proven()
+            return proven() if "1" in text else Verdict(False)
         there = Label("write", Span(str(path), 2, 1, 2, 2), "", True)
         return Verdict(True, elsewhere=True, result=result(replace(finding(path, "g"), labels=(there,))))
 

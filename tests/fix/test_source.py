@@ -37,6 +37,22 @@ def test_several_edits_are_given_in_the_lines_of_the_file_as_it_was(tmp_path):
     assert after == b"new\na\nC\n"
 
 
+@given(data=st.data(), count=st.integers(3, 9))
+def test_undoing_one_of_two_changes_leaves_the_other(tmp_path_factory, data, count):
+    path = tmp_path_factory.mktemp("program") / "a.py"
+    path.write_text("".join(f"a{at} = 0\n" for at in range(count)))
+    one, other = data.draw(st.lists(st.integers(1, count), min_size=2, max_size=2, unique=True))
+    added = data.draw(st.integers(int(one == 1), 3))
+    new = edit(path, one, 1, one + 1, 1, "".join(f"b{at} = 1\n" for at in range(added)))
+    first = Patch().edited([new])
+    moved = other + (added - 1) * (other > one)
+    both = first.edited([edit(path, moved, 1, moved, 1, "c = 1; ")])
+    undone = both.edited(both.undoing(Patch(), first))
+    assert undone.read(str(path)) == Patch().edited([edit(path, other, 1, other, 1, "c = 1; ")]).read(str(path))
+    with pytest.raises(Misfit, match="same lines"):
+        both.undoing(first, first.edited([edit(path, moved, 1, moved, 1, "d = 1; ")]))
+
+
 @pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
 def test_line_ends_stay_and_new_lines_get_those_of_their_neighbours(tmp_path, end):
     data = f"a{end}b{end}c".encode()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.source import Misfit, Source, changed_lines
 from noclobber.model.reports.finding import Edit, Finding, Label
-from noclobber.model.source import Owner, owner_of
+from noclobber.model.source import Owner, Span, owner_of
 from noclobber.syntax.compiling import compiled
 
 
@@ -46,6 +46,23 @@ class Patch:
         if all(after[path].text == self._source(path).text for path in by_path):
             raise Misfit("the edits change nothing")
         return Patch(before, after)
+
+    def undoing(self, before: Patch, after: Patch) -> list[Edit]:
+        """Return the edits that take from this patch what led from `before` to `after`, on the way to it. Raises Misfit
+        where a later change touches the same lines."""
+        edits: list[Edit] = []
+        for path in after.after:
+            old, then, now = (one.read(path).split("\n") for one in (before, after, self))
+            kept = difflib.SequenceMatcher(None, then, now, autojunk=False).get_matching_blocks()
+            for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, then, autojunk=False).get_opcodes():
+                if tag == "equal":
+                    continue
+                moved = next((one.b - one.a for one in kept if one.a <= j1 and j2 <= one.a + one.size), None)
+                if moved is None:
+                    raise Misfit("a later change is to the same lines")
+                text = "".join(f"{line}\n" for line in old[i1:i2])
+                edits.append(Edit(Span(path, j1 + moved + 1, 1, j2 + moved + 1, 1), text))
+        return edits
 
     def unpatched(self, finding: Finding) -> Finding:
         """Return a finding of the patched program with its line number in the unpatched file."""

@@ -107,6 +107,8 @@ class RepairSearch:
         self._differing = False
         """Whether a patch is used that could not be compared."""
         self._seen: set[tuple[tuple[tuple[str, str], ...], frozenset[str]]] = set()
+        self._steps: list[tuple[Patch, _Tried]] = []
+        """What was chosen, each with the patch before it."""
         self._been = {self._done.patch.key()}
         """The programs so far: a change that leads back to one of them is none."""
 
@@ -125,12 +127,33 @@ class RepairSearch:
                 there = {one.identity() for one in findings}
                 done.left = [(one, tried) for one, tried in done.left if one.identity() in there]
         done.left += [(one, []) for one in findings if not self._is_left(one)]
+        self._without_needless()
         done.left = [(self._done.patch.unpatched(one), tried) for one, tried in done.left]
         last = done.repairs[-1] if done.repairs and not done.left else None
         proof, level = (last.proof, last.level) if last is not None else (_UNPROVEN, Level.UNPROVEN)
         level = Level.UNPROVEN if self._differing else level
         done.repairs = [replace(one, proof=proof + one.note, level=level) for one in done.repairs]
         return done
+
+    def _without_needless(self) -> None:
+        """Take out what a later change has made needless: each was chosen while others were still to come."""
+        done = self._done
+        if done.left or done.unproven or self._differing or len(self._steps) != len(done.repairs):
+            return
+        for at, (before, one) in enumerate(self._steps[:-1]):
+            try:
+                patch = done.patch.edited(done.patch.undoing(before, one.patch))
+            except Misfit:
+                continue
+            self._tell(f"trying without: {one.candidate.title}")
+            finding, way = done.repairs[at].finding, self._steps[-1][1].candidate.way
+            both = [self._prover.start(patch, mode) for mode in ("watch", "bare")]
+            verdicts = [self._prover.judge(trial, patch, Patch(), finding, way=way) for trial in both]
+            least = max(verdicts, key=lambda verdict: list(Level).index(verdict.level))
+            if all(verdict.right and verdict.clean for verdict in verdicts) and least.level is not Level.UNPROVEN:
+                done.patch = patch
+                done.repairs[at] = replace(done.repairs[at], title=done.repairs[at + 1].title, extra=0)
+                done.repairs[-1] = replace(done.repairs[-1], proof=least.proof, level=least.level)
 
     def _is_left(self, finding: Finding) -> bool:
         return any(finding.identity() == one.identity() for one, _ in self._done.left)
@@ -153,6 +176,7 @@ class RepairSearch:
                 continue
             if (why := self._alone(one, finding, attempt)) is None:
                 done.repairs.append(self._repair(finding, one, attempt))
+                self._steps.append((done.patch, one))
                 done.patch = one.patch
                 self._been.add(one.patch.key())
                 return one
