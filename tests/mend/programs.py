@@ -159,6 +159,13 @@ def _damped(x, w):
     return [g @ w.t(), x.t() @ g]
 
 
+def _of_module(x, w):
+    """The gradients of the sum of the squares of the sine plus the softplus of `x @ w`, half of it through that."""
+    h = (x @ w).detach()
+    g = 2 * (h.sin() + F.softplus(h)) * (h.cos() + 0.5 * h.sigmoid())
+    return [g @ w.t(), x.t() @ g]
+
+
 def _slopes(x, w):
     """The gradients of the sum of `x @ w`."""
     return w.sum(1).expand(3, 4), x.sum(0)[:, None].expand(4, 4)
@@ -2783,6 +2790,34 @@ def run():
 """,
         _damped,
     ),
+    "a gradient that a module's hook unpacks and scales": (
+        """
+part = nn.Softplus()
+def damp(module, grads):
+    (g,) = grads
+    g.mul_(0.5)
+part.register_full_backward_pre_hook(damp)
+
+def run():
+    h = x @ w
+    (h.sin() + part(h)).square().sum().backward()
+""",
+        _of_module,
+    ),
+    "a gradient that a module's hook scales where it is a matrix": (
+        """
+part = nn.Softplus()
+def damp(module, grads):
+    if grads[0].dim() == 2:
+        grads[0].mul_(0.5)
+part.register_full_backward_pre_hook(damp)
+
+def run():
+    h = x @ w
+    (h.sin() + part(h)).square().sum().backward()
+""",
+        _of_module,
+    ),
     "rows that a loop takes apart": (
         """
 class Gains(nn.Module):
@@ -4809,6 +4844,17 @@ def run():
     f, s = h.cos(), h.sin()
     s.register_hook(by(0.5))
     (f + s).square().sum().backward()
+""",
+    "a gradient that a module's hook scales and keeps": """
+kept, part = [], nn.Softplus()
+def damp(module, grads):
+    kept.append(grads)
+    grads[0].mul_(0.5)
+part.register_full_backward_pre_hook(damp)
+
+def run():
+    h = x @ w
+    (h.sin() + part(h)).square().sum().backward()
 """,
     "a gradient that a hook scales, or else leaves": """
 def damp(g):

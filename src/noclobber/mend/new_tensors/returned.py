@@ -9,6 +9,8 @@ refused write never happened. The function itself computes with the new tensor.
 - `return x.add_(1)`, and the same as the body of a lambda or a list, gives the new tensor in place of the written one.
   So it does in an unpack hook, which the engine calls once for each backward.
 
+- A module's hook gets a tuple of gradients, and returns another one where it ends in the write to one of them.
+
 Tried is the same in any hook: one that ends in the write returns the new gradient.
 """
 
@@ -52,17 +54,21 @@ from noclobber.syntax.writes import (
 )
 
 TITLE = "write out of place"
+_OF_MODULES = ("register_full_backward_hook", "register_full_backward_pre_hook")
+_RETURNING = f"{TITLE}, and return the result from the hook"
 
 
 def given_new(scene: Scene) -> Iterator[Change]:
     """A new tensor for what autograd gave: the value of a call, a name in a backward, what a hook returns."""
     for write in scene.writes():
-        if (found := _valued(scene, write) or _bound(scene, write) or _cloned(scene, write)) is not None:
-            yield found
+        if (sound := _valued(scene, write) or _bound(scene, write) or _cloned(scene, write)) is not None:
+            yield sound
         in_hook = scene.finding.cause is Cause.HOOKED and not write.name
         if in_hook or isinstance(scene.finding.event, GradientWrite) or _in_backward(write):
-            if (part := _part_of_tuple(write)) is not None:
-                yield from part
+            if _part(write) is not None:
+                found = returning(write, out_of_place(write))
+                is_sound = len(found) == 1 and _is_of_module(write)
+                yield from change(_RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
                 continue
             yield from rebound(write, in_hook=True)
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
@@ -70,24 +76,14 @@ def given_new(scene: Scene) -> Iterator[Change]:
                 yield from change(f"write into a clone of `{write.name}`", [edit], 2)
 
 
-def _part_of_tuple(write: WriteSyntax) -> Iterator[Change] | None:
-    """`return (grads[0] * k, *grads[1:])` for `grads[0].mul_(k)` as the last statement of a module's hook, whose second
-    argument are the gradients that it may replace; None for another write."""
-    file, scope, target = write.file, write.file.scope(write.statement), write.target
-    held, at = (target.value, target.slice) if isinstance(target, ast.Subscript) else (None, None)
-    if not isinstance(scope, FUNCTION) or not isinstance(held, ast.Name) or not isinstance(at, ast.Constant):
-        return None
-    names = [one for one in parameters(scope) if one != "self"]
-    if held.id not in names[1:] or not isinstance(at.value, int):
-        return None
-    name, edits = held.id, out_of_place(write)
-    text = edits[0].replacement.partition(" = ")[2] if len(edits) == 1 else ""
-    is_last = scope.body[-1] is write.statement and next(walk(scope, ast.Return), None) is None
-    if names[1] != name or not text or not is_last or at.value < 0:
-        return iter(())
-    before = f"*{name}[:{at.value}], " if at.value else ""
-    edit = replace(file, write.statement, f"return ({before}{text}, *{name}[{at.value + 1}:])")
-    return change(f"{TITLE}, and return the result from the hook", [edit], 1)
+def _is_of_module(write: WriteSyntax) -> bool:
+    """Return True for a write in a function that the file only gives to a module, and that keeps no gradient."""
+    file, scope = write.file, write.file.scope(write.statement)
+    made = [file.statement(one) for one in bindings(file, scope, write.name)]
+    names = dict.fromkeys([write.name, *(name for row in made for name in names_in(row))])
+    read = [one for name in names for one in uses_in(scope, name) if file.statement(one) not in made]
+    is_kept = any(isinstance(one.ctx, ast.Load) and not keeps_nothing(file, one) for one in read)
+    return not is_kept and any(_is_given_to(file, write.node, hooks) for hooks in _OF_MODULES)
 
 
 def _in_backward(write: WriteSyntax) -> bool:
@@ -178,15 +174,15 @@ def _valued(scene: Scene, write: WriteSyntax) -> Change | None:
 
 
 def _is_given_to(file: File, node: ast.AST, hooks: str) -> bool:
-    """Return True if a node stands in what the file gives `register_hook`, or `saved_tensors_hooks` to unpack with, and
-    mentions nowhere else: a function, or one that such a call returns."""
+    """Return True if a node stands in what the file gives a call that registers hooks, or `saved_tensors_hooks` to
+    unpack with, and mentions nowhere else: a function, or one that such a call returns."""
     scope = file.scope(node)
     name = scope.name if isinstance(scope, FUNCTION) else ""
     given: list[ast.expr] = [scope] if isinstance(scope, ast.Lambda) else [*mentions(file, name)] if name else []
     maker = None if isinstance(scope, ast.Module) else file.scope(scope)
     if isinstance(maker, FUNCTION) and [type(file.above[one]) for one in given] == [ast.Return]:
         given = [called_by(file, one) or one for one in mentions(file, maker.name)]
-    is_one_of_several = hooks == "register_hook" and len(calls(file.tree, hooks)) != len(given)
+    is_one_of_several = hooks != "saved_tensors_hooks" and len(calls(file.tree, hooks)) != len(given)
     if is_one_of_several or any(one.name == hooks for one in functions(file.tree)):
         return False  # another hook may keep the same gradient; and a method of the file may do anything
     return bool(given) and all(
@@ -207,8 +203,7 @@ def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False, is_soun
         yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
         return
     if in_hook or is_forward_hook(write.file, write.file.scope(write.statement)):
-        title = f"{TITLE}, and return the result from the hook"
-        yield from change(title, returning(write, edits), cost)
+        yield from change(_RETURNING, returning(write, edits), cost)
 
 
 def is_forward_hook(file: File, scope: ast.AST) -> bool:
@@ -218,15 +213,39 @@ def is_forward_hook(file: File, scope: ast.AST) -> bool:
 
 
 def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Edits of a write into an argument, after which the function, which returned nothing, returns it; none where that
-    cannot be done."""
+    """Edits of a write into an argument, or into a part of it, after which the function, which returned nothing,
+    returns it; none where that cannot be done."""
     file, scope = write.file, write.file.scope(write.statement)
-    if not edits or not isinstance(scope, FUNCTION) or write.name not in parameters(scope):
+    around = _part(write) or (("", "") if write.name in parameters(scope) else None)
+    if not edits or not isinstance(scope, FUNCTION) or around is None:
         return ()
-    back = after(file, scope.body[-1], f"return {write.name}")
+    back = after(file, scope.body[-1], f"return {write.name.join(around)}")
     if back is None or next(walk(scope, ast.Return), None) is not None:
         return ()
     text = edits[-1].replacement.partition(" = ")[2]
     if back.span.line == edits[-1].span.end_line and text:
-        return (Edit(edits[-1].span, f"return {text}"),)
-    return (*edits, back)
+        return (Edit(edits[-1].span, f"return {text.join(around)}"),)
+    return (*edits, back) if isinstance(write.target, ast.Name) else ()
+
+
+def _part(write: WriteSyntax) -> tuple[str, str] | None:
+    """What stands before and after a tensor in the tuple of gradients that a module's hook gets as its second argument,
+    and that it may return another one for: written as `grads[0]`, or under the name that alone is bound to it."""
+    file, scope, part = write.file, write.file.scope(write.statement), write.target
+    names = [one for one in parameters(scope) if one != "self"]
+    if isinstance(part, ast.Name):
+        bound = bindings(file, scope, part.id)
+        row = file.statement(bound[0]) if len(bound) == 1 else None
+        if not isinstance(row, ast.Assign) or len(row.targets) != 1:
+            return None
+        into, value = row.targets[0], row.value
+        if isinstance(into, ast.Tuple) and last_name(value) in names[1:2] and all(map(last_name, into.elts)):
+            held = [last_name(one) for one in into.elts]
+            at = held.index(part.id)
+            return f"({''.join(f'{one}, ' for one in held[:at])}", f", {', '.join(held[at + 1 :])}".rstrip(" ") + ")"
+        part = value
+    held_in, at_ = (part.value, part.slice) if isinstance(part, ast.Subscript) else (None, None)
+    if not isinstance(held_in, ast.Name) or not isinstance(at_, ast.Constant) or held_in.id not in names[1:2]:
+        return None
+    name, at = held_in.id, at_.value
+    return (f"(*{name}[:{at}], " if at else "(", f", *{name}[{at + 1}:])") if isinstance(at, int) and at >= 0 else None
