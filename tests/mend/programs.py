@@ -2790,6 +2790,27 @@ def run():
 """,
         _damped,
     ),
+    "a mask that a ctx keeps beside a number, drawn anew for each call": (
+        """
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u, mask):
+        ctx.mask, ctx.scale = mask, 2.0
+        return u * mask * 2.0
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.mask * ctx.scale, None
+mask = torch.empty(3, 4, dtype=torch.float64)
+
+def masked(u, share):
+    mask.fill_(share)
+    return Masked.apply(u, mask)
+
+def run():
+    masked(masked(x @ w, 0.5), 0.9).sum().backward()
+""",
+        lambda x, w: [4 * 0.5 * 0.9 * one for one in _slopes(x, w)],
+    ),
     "a gradient that a module's hook unpacks and scales": (
         """
 part = nn.Softplus()
@@ -4526,6 +4547,24 @@ def run():
     loss = out.square().sum()
     hard(out)
     (loss * net.last.detach().sum()).backward()
+""",
+    "a mask that a ctx keeps, where another call may give none": """
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u, mask=None):
+        ctx.mask, ctx.scale = mask, 2.0
+        return u * mask * 2.0 if mask is not None else u
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.mask if ctx.mask is not None else 1) * ctx.scale, None
+mask = torch.empty(3, 4, dtype=torch.float64)
+
+def masked(u, share):
+    mask.fill_(share)
+    return Masked.apply(u, mask)
+
+def run():
+    masked(masked(x @ w, 0.5), 0.9).sum().backward()
 """,
     "what a ctx keeps is written on in the same forward": """
 scratch = torch.empty(3, 4, dtype=torch.float64)

@@ -62,7 +62,6 @@ from noclobber.syntax.names import (
     mentioned,
     names_used,
     only_binding,
-    only_target,
     owner,
     parameters,
     returned,
@@ -71,7 +70,7 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, Scope, lines_in, walk
+from noclobber.syntax.tree import FUNCTION, File, Place, Scope, walk
 from noclobber.syntax.writes import (
     NAMESPACES,
     OPERATORS,
@@ -185,7 +184,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if not isinstance(save, ast.expr):
         return None
     if scene.unchecked == "ctx":
-        return _kept_by_ctx(scene, file, place.statement)
+        return _kept_by_ctx(file, save)
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
@@ -233,31 +232,29 @@ def _of_a_clone(file: File, split: ast.Assign) -> Change | None:
     return Change(title, (append(file, of, ".clone()"),), 2, Cure.CLONE_FOR_READER, is_sound=True)
 
 
-def _kept_by_ctx(scene: Scene, file: File, row: ast.stmt | None) -> Change | None:
-    """`ctx.mask = mask.clone()`, of what a `forward` has computed, or has written into what it was given, which writes
-    nothing after that; and the class only reads it."""
-    target = only_target(row)
-    if not isinstance(row, ast.Assign) or not isinstance(row.value, ast.Name) or not isinstance(target, ast.Attribute):
+def _kept_by_ctx(file: File, kept: ast.expr) -> Change | None:
+    """`ctx.mask = mask.clone()`, of what a `forward` is given or has computed, and writes nothing after that; and the
+    class only reads it."""
+    value, scope, around = value_given(file, kept), file.scope(kept), file.class_of(kept)
+    row, name = file.statement(kept), last_name(value)
+    if not isinstance(kept, ast.Attribute) or not isinstance(value, ast.Name) or around is None:
         return None
-    scope, name, around = file.scope(row), row.value.id, file.class_of(row)
     bound = only_binding(file, scope, name)
     made = bound.value if bound is not None else None
-    if around is None or isinstance(scope, ast.Lambda) or row not in scope.body:
+    if isinstance(scope, ast.Lambda) or row not in scope.body:
         return None
+    if next(walk(around, ast.Is, ast.IsNot), None) is not None or scope.args.defaults:
+        return None  # another call may give none
     below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
     called_below = [one for one in below if isinstance(one, ast.Call)]
     is_over = all(is_function(one) or is_method(one) or dotted(owner(one)) == "ctx" for one in called_below)
     if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
         return None
-    kept = [one for one in attributes(around, target.attr) if one is not target]
-    if not all(_is_only_read(file, one) for one in kept):
-        return None
-    filled = {line for one in scope.body[: scope.body.index(row)] for line in lines_in(one)}
-    if name in parameters(scope) and not scene.lines_written(file) <= filled:
+    if not all(_is_only_read(file, one) for one in attributes(around, kept.attr) if one is not kept):
         return None
     if name not in parameters(scope) and (last_name(owner(made)) not in NAMESPACES or called(made) not in FUNCTIONS):
         return None
-    return Change(f"keep a clone of `{name}`", (append(file, row.value, ".clone()"),), 2, is_sound=True)
+    return Change(f"keep a clone of `{name}`", (append(file, value, ".clone()"),), 2, is_sound=True)
 
 
 def _is_only_read(file: File, kept: ast.Attribute) -> bool:
