@@ -241,7 +241,7 @@ def _kept_by_ctx(file: File, kept: ast.expr) -> Change | None:
         return None
     bound = only_binding(file, scope, name)
     made = bound.value if bound is not None else None
-    if isinstance(scope, ast.Lambda) or row not in scope.body:
+    if not isinstance(scope, FUNCTION) or row not in scope.body:
         return None
     if next(walk(around, ast.Is, ast.IsNot), None) is not None or scope.args.defaults:
         return None  # another call may give none

@@ -80,7 +80,7 @@ def _is_of_module(write: WriteSyntax) -> bool:
     """Return True for a write in a function that the file only gives to a module, and that keeps no gradient."""
     file, scope = write.file, write.file.scope(write.statement)
     made = [file.statement(one) for one in bindings(file, scope, write.name)]
-    names = dict.fromkeys([write.name, *(name for row in made for name in names_in(row))])
+    names = dict.fromkeys([write.name, *(name for row in made if row for name in names_in(row))])
     read = [one for name in names for one in uses_in(scope, name) if file.statement(one) not in made]
     is_kept = any(isinstance(one.ctx, ast.Load) and not keeps_nothing(file, one) for one in read)
     return not is_kept and any(_is_given_to(file, write.node, hooks) for hooks in _OF_MODULES)
@@ -247,5 +247,7 @@ def _part(write: WriteSyntax) -> tuple[str, str] | None:
     held_in, at_ = (part.value, part.slice) if isinstance(part, ast.Subscript) else (None, None)
     if not isinstance(held_in, ast.Name) or not isinstance(at_, ast.Constant) or held_in.id not in names[1:2]:
         return None
-    name, at = held_in.id, at_.value
-    return (f"(*{name}[:{at}], " if at else "(", f", *{name}[{at + 1}:])") if isinstance(at, int) and at >= 0 else None
+    name, index = held_in.id, at_.value
+    if not isinstance(index, int):
+        return None
+    return f"(*{name}[:{index}], " if index else "(", f", *{name}[{index + 1}:])"
