@@ -1946,6 +1946,23 @@ def run():
     scratch = torch.empty(3, 4, dtype=torch.float64)
     Scaled.apply(Scaled.apply(x @ w, scratch), scratch).sum().backward()
 """,
+    "a state that a setter copies into": """
+class Slots:
+    def __init__(self):
+        self._v = torch.ones(3, 4, dtype=torch.float64)
+    @property
+    def v(self):
+        return self._v
+    @v.setter
+    def v(self, new):
+        self._v.copy_(new)
+
+def run():
+    slots = Slots()
+    for _ in range(3):
+        slots.v = torch.tanh(slots.v * x @ w)
+    slots.v.sum().backward()
+""",
     "an optimizer of two modules, by a name": NETS
     + """
 import itertools
@@ -4855,6 +4872,24 @@ def run():
     x -= 0.1 * x.grad
     w.grad = None
     x.sum().backward()
+""",
+    "a state that a setter copies into, of which the caller keeps what it was": """
+class Slots:
+    def __init__(self):
+        self._v = torch.ones(3, 4, dtype=torch.float64)
+    @property
+    def v(self):
+        return self._v
+    @v.setter
+    def v(self, new):
+        self._v.copy_(new)
+
+def run():
+    slots, seen = Slots(), []
+    for _ in range(3):
+        seen.append(slots.v)
+        slots.v = torch.tanh(slots.v * x @ w)
+    (slots.v.sum() + sum(seen).sum()).backward()
 """,
     "a gradient that a hook scales and keeps": """
 kept = []

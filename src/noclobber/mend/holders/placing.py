@@ -113,7 +113,10 @@ def _is_handed_on(file: File, back: ast.Return, write: ast.stmt, *, is_container
     if not isinstance(function, FUNCTION):
         return True
     with asking(function) as is_first:
-        runs = [called_by(file, one) for one in mentioned(file, function.name)] if is_first else [None]
+        asked = mentioned(file, function.name) if is_first else []
+        is_read = "property" in map(last_name, function.decorator_list)
+        read = [one for one in asked if isinstance(one, ast.Attribute)]
+        runs = read if is_read else [called_by(file, one) for one in asked]
         return not runs or any(one is None or _hands_out(file, one, write, is_container=is_container) for one in runs)
 
 

@@ -423,9 +423,10 @@ def _bound_anew(scene: Scene, file: File, rows: list[ast.stmt], name: str, *more
         if edit is None and scene.code == "NC310":
             return None  # a clone exists as often as the tensor
         if edit is None and (edit := _into_clone(file, row, name)) is not None:
-            cloned = True
-        elif edit is None:
-            edit = _copied_anew(file, row, name)
+            filled = _filled_whole(scene, file, row, name)
+            edit, cloned = (edit, True) if filled is None else (filled, cloned)
+        elif edit is None:  # an attribute would carry a graph on
+            edit = _filled_whole(scene, file, row, name) if name.isidentifier() else None
         elif not isinstance(row, (ast.Assign, ast.Return)) and not edit.replacement.startswith(f"{name} = "):
             return None  # `h.data` and `h.grad` are other names
         edits.insert(len(edits) - len(more), edit)
@@ -516,14 +517,20 @@ def _is_cloned(file: File, use: ast.expr) -> bool:
     return isinstance(above, ast.Attribute) and above.attr == "clone" and called_by(file, above) is not None
 
 
-def _copied_anew(file: File, write: ast.stmt, name: str) -> Edit | None:
-    """`x = torch.empty_like(x).copy_(e)` for `x.copy_(e)`, where `e` may be of `x`, and of another shape. Not for an
-    attribute, which would carry the graph of `e` on."""
+def _filled_whole(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit | None:
+    """`x = torch.empty_like(x).copy_(e)` for `x.copy_(e)`, where `e` may be of `x`, and of another shape; the same for
+    what is drawn into a constant."""
     call, held = call_of(write), write_in(file, write).target
-    is_whole = isinstance(held, ast.expr) and seen(file.source(held)) == name and name.isidentifier()
-    if call is None or called(call) != "copy_" or not call.args or not is_whole or not has_torch(file):
+    is_whole = held is not None and seen(file.source(held)) == name
+    fills = ("copy_", *(RANDOM_FILLS if scene.is_constant else ()))
+    if call is None or held is None or called(call) not in fills or owner(call) is not held:
         return None
-    return replace(file, write, f"{name} = {_filled_anew(name, file.source(call.args[0]))}")
+    if not is_whole or not has_torch(file):
+        return None
+    if called(call) == "copy_" and not call.args:
+        return None
+    filled = rewritten(file, file.span(call), [Edit(file.span(held), f"torch.empty_like({name})")])
+    return replace(file, write, f"{name} = {filled}")
 
 
 def _filled_anew(name: str, value: str) -> str:
