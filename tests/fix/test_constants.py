@@ -97,7 +97,7 @@ def told(bench, loop):
     """The program, and the change that `run` shows."""
     it = bench(HEAD + loop)
     assert it.finding.code in ("NC103", "NC104")
-    return it, sound(it.finding, as_it_ran)
+    return it, next(sound(it.finding, as_it_ran), None)
 
 
 @pytest.mark.parametrize("loop", DETACHED.values(), ids=DETACHED)

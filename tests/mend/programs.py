@@ -1963,6 +1963,24 @@ def run():
         slots.v = torch.tanh(slots.v * x @ w)
     slots.v.sum().backward()
 """,
+    "two buffers that a power iteration fills, each with the other": """
+class Normed(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4, dtype=torch.float64)
+        self.register_buffer("u", torch.ones(4, dtype=torch.float64))
+        self.register_buffer("v", torch.ones(4, dtype=torch.float64))
+    def forward(self, h):
+        with torch.no_grad():
+            torch.mv(w.t(), self.u, out=self.v)
+            self.v.div_(self.v.norm())
+            torch.mv(w, self.v, out=self.u)
+            self.u.div_(self.u.norm())
+        return h @ w / torch.dot(self.u, torch.mv(w, self.v))
+normed = Normed()
+
+def run():
+    (normed(x) + normed(x + 1)).square().sum().backward()
+""",
     "an optimizer of two modules, by a name": NETS
     + """
 import itertools

@@ -92,8 +92,8 @@ MOST_MORE = 6
 """Last resorts that are tried beyond these where none is proven."""
 
 
-def sound(finding: Finding, read: Callable[[str], str]) -> Change | None:
-    """Return the first sound change of a finding, else None.
+def sound(finding: Finding, read: Callable[[str], str]) -> Iterator[Change]:
+    """Yield the sound changes of a finding, that of each cure, the one to show first.
 
     Where autograd did not see the write, only its author knows whether it should be part of the gradient: but for what
     nothing reads again. For memory of a pack hook, what the unpack hook gives may be new: the line that saves says
@@ -102,7 +102,7 @@ def sound(finding: Finding, read: Callable[[str], str]) -> Change | None:
     scene = Scene(finding, read)
     fitting = (apart,) if scene.is_unseen else (given_new, packed_apart) if scene.unchecked == "packed" else CURES
     first = (next(cure(scene), None) for cure in fitting)
-    return next((one for one in first if one is not None and one.is_sound), None)
+    yield from (one for one in first if one is not None and one.is_sound)
 
 
 def candidates(finding: Finding, read: Callable[[str], str], fitting: tuple[Mend, ...] = CURES) -> list[Change]:
