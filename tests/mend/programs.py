@@ -3157,6 +3157,29 @@ def run():
 """,
         lambda x, w: _by_two_steps_and_lengths(x, w),
     ),
+    "weights that a method brings back to length one after each step": (
+        """
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(w.detach().clone())
+    def project(self):
+        self.weight /= self.weight.norm(dim=1, keepdim=True)
+    def forward(self, h):
+        return h @ self.weight.t()
+net = nn.ModuleDict({"rows": Rows()})
+rows = net["rows"]
+opt = torch.optim.SGD(rows.parameters(), 0.1)
+def run():
+    for _ in range(2):
+        opt.zero_grad()
+        rows(x).sum().backward()
+        opt.step()
+        rows.project()
+    w.grad = rows.weight.detach().clone()
+""",
+        lambda x, w: _by_two_steps_and_lengths(x, w),
+    ),
     "a value that overlaps what it is written to": (
         """
 def run():
@@ -3494,6 +3517,27 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "weights that a method brings back to length one after each step, and in the forward": """
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(w.detach().clone())
+    def project(self):
+        self.weight /= self.weight.norm(dim=1, keepdim=True)
+    def forward(self, h):
+        self.project()
+        return h @ self.weight.t()
+net = nn.ModuleDict({"rows": Rows()})
+rows = net["rows"]
+opt = torch.optim.SGD(rows.parameters(), 0.1)
+def run():
+    for _ in range(2):
+        opt.zero_grad()
+        rows(x).sum().backward()
+        opt.step()
+        rows.project()
+    w.grad = rows.weight.detach().clone()
+""",
     "weights that are written before a backward whose loss is still added to by another name": """
 net = nn.Linear(4, 4, dtype=torch.float64)
 def run():

@@ -20,6 +20,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from typing import TypeGuard
 
 from noclobber.mend.change import LAST_RESORT, Change, change
@@ -392,16 +393,32 @@ def _shifts(file: File, write: ast.stmt) -> bool:
 
 
 def _follows_step(file: File, write: WriteSyntax) -> bool:
-    """`w /= w.norm()` below `optimizer.step()`: whether a weight is brought back to where it belongs after a step of an
-    optimizer that was given it."""
-    rows = file.block(write.statement)
-    above = rows[: rows.index(write.statement)]
-    stepped = [owner(call) for row in above if (call := call_of(row)) is not None and optimizer_of(row)]
-    made = [bound_to(file, one, write.statement) for one in stepped if one is not None]
+    """`w /= w.norm()` below `optimizer.step()`: whether a weight is brought back to where it belongs after each step of
+    an optimizer that was given it, by the statement or by what calls its method."""
+    scope, made = file.scope(write.statement), _steps_above(file, write.statement)
+    runs: list[tuple[ast.AST, str]] = [(write.statement, write.name.rpartition(".")[0] or write.name)]
+    if isinstance(scope, FUNCTION) and not made and not file.loops(write.statement):
+        calls_to = [called_by(file, one) for one in mentioned(file, scope.name)]
+        runs = [(one, dotted(owner(one))) for one in calls_to if one is not None]
+        runs = runs if len(runs) == len(calls_to) else []
+    return bool(runs) and all(_is_given_to(_steps_above(file, one), of) for one, of in runs)
+
+
+def _is_given_to(optimizers: list[ast.Call], of: str) -> bool:
+    """Whether an optimizer is given what a dotted name is a part of."""
+    parts = [*accumulate(of.split("."), "{}.{}".format)]
+    return any(dotted(one) in parts for each in optimizers for one in named(each))
+
+
+def _steps_above(file: File, node: ast.AST) -> list[ast.Call]:
+    """The makers of the optimizers that step in a block above one of its statements."""
+    row = file.statement(node)
+    rows = file.block(row) if row is not None else []
+    above = rows[: rows.index(row)] if row is not None else []
+    stepped = [owner(call) for each in above if (call := call_of(each)) is not None and optimizer_of(each)]
+    made = [bound_to(file, one, node) for one in stepped if one is not None]
     own = imported_from(file, "torch.optim")
-    known = [one for one in made if one is not None and ("optim" in dotted(one.func) or called(one) in own)]
-    of = write.name.rpartition(".")[0] or write.name
-    return any(of == dotted(one) for each in known for one in named(each))
+    return [one for one in made if one is not None and ("optim" in dotted(one.func) or called(one) in own)]
 
 
 def _is_awaited(file: File, write: ast.stmt) -> bool:
