@@ -2846,6 +2846,17 @@ def run():
 """,
         lambda x, w: [4 * 0.5 * 0.9 * one for one in _slopes(x, w)],
     ),
+    "gradients of both inputs of a sum, scaled in a loop": (
+        """
+def run():
+    a, b = x.detach().requires_grad_(), w[:3].detach().requires_grad_()
+    gradients = torch.autograd.grad((a + b).square().sum(), (a, b))
+    for one in gradients:
+        one.mul_(0.5)
+    x.grad, w.grad = gradients[0], torch.cat([gradients[1], torch.zeros(1, 4, dtype=torch.float64)])
+""",
+        lambda x, w: [x + w[:3], torch.cat([x + w[:3], torch.zeros(1, 4, dtype=torch.float64)])],
+    ),
     "a gradient that a module's hook unpacks and scales": (
         """
 part = nn.Softplus()

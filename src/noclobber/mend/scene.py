@@ -11,7 +11,16 @@ from noclobber.mend.holders.making import is_function, is_method
 from noclobber.model.reports.finding import Finding, Role
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
-from noclobber.model.seen.silent import Drift, GradientWrite, LostHook, Overwritten, StaleCast, Undeclared, Untracked
+from noclobber.model.seen.silent import (
+    Drift,
+    GradientWrite,
+    LostHook,
+    Overwritten,
+    SharedGradient,
+    StaleCast,
+    Undeclared,
+    Untracked,
+)
 from noclobber.model.source import Owner, Span, owner_of, source_text
 from noclobber.syntax.names import attributes, called, called_by, calls, dotted, names_used, optimizer_of, owner
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
@@ -173,7 +182,7 @@ class Scene:
         No right gradient is known of what autograd was never told, and a region that runs again may drift in other
         ways.
         """
-        untold = (GradientWrite, Undeclared, Untracked, Overwritten, LostHook, StaleCast, Drift)
+        untold = (GradientWrite, SharedGradient, Undeclared, Untracked, Overwritten, LostHook, StaleCast, Drift)
         return self.finding.severity == "error" and not isinstance(self.finding.event, untold) and not self.is_unseen
 
     @property

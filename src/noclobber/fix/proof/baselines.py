@@ -48,7 +48,7 @@ _WORDS = {
     "full": "",
     "step": "; gradients that reach back over an optimizer step are left out",
     "backward": "; gradients that reach back into an earlier backward call are left out",
-    "handed": ", where hooks and custom backwards get clones of gradients",
+    "handed": ", where each gradient is handed out as a clone",
     "before": ", with respect to the values from before the write",
     "recast": ", where autocast keeps no casts",
     "once": ", where regions run once",

@@ -7,7 +7,7 @@ the like with nothing but its sizes, and no other statement binds the name; the 
 old one had. The file names the function only as `torch.vmap(function)(a, b)`, which maps a tensor that it gives.
 And where a pack hook itself writes into memory that it returns by a name: a clone of that is new memory, with the same
 bytes, which no other call writes. And where a custom Function returns its input, or a view of it, that PyTorch refuses
-to write. All else is tried.
+to write. And what `torch.autograd.grad` returns, where several gradients lie in one memory. All else is tried.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.operators import SPLITS, VIEWS
+from noclobber.model.seen.silent import SharedGradient
 from noclobber.model.units import listed
 from noclobber.rules.shared.texts import function_of
 from noclobber.syntax.edits import append, replace, undecorated, unwrapped
@@ -91,6 +92,19 @@ def not_shared(scene: Scene) -> Iterator[Change]:
     for file in scene.files() if scene.code == "NC202" else ():
         for one in calls(file.tree, *SHARES):
             yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
+
+
+def own_gradients(scene: Scene) -> Iterator[Change]:
+    """`tuple(one.clone() for one in torch.autograd.grad(...))`, where some of these share memory. Sound where each
+    gradient is there: nothing but the writes can tell."""
+    place = scene.place("create") if isinstance(scene.finding.event, SharedGradient) else None
+    call = place.node if place is not None else None
+    if place is None or not isinstance(call, ast.Call) or called(call) != "grad":
+        return
+    text = f"tuple(one.clone() for one in {place.file.source(call)})"
+    is_sound = keyword(call, "allow_unused") is None and not has_stars(call)
+    edit = replace(place.file, call, text)
+    yield Change("give each gradient its own memory", (edit,), 1, Cure.OWN_ROWS, is_sound=is_sound)
 
 
 def apart(scene: Scene) -> Iterator[Change]:

@@ -10,7 +10,7 @@ from typing import Literal
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import MOST_MODULES, Refusal, Save, Tensor, Write
 from noclobber.model.seen.hints import InPlaceCall, Opportunity
-from noclobber.model.seen.silent import Drift, Event, GradientWrite, Undeclared
+from noclobber.model.seen.silent import Drift, Event, GradientWrite, SharedGradient, Undeclared
 from noclobber.model.source import Site, Span, cell_of, source_line
 
 Role = Literal["write", "save", "read", "create", "inside"]
@@ -161,7 +161,7 @@ class Finding:
         """The tensor that the finding is about."""
         if isinstance(self.event, (Clobber, Drift)):
             return self.event.save.tensor
-        if isinstance(self.event, (GradientWrite, Undeclared)):
+        if isinstance(self.event, (GradientWrite, SharedGradient, Undeclared)):
             return self.event.write.tensor
         return self.event.tensor if self.event is not None else None
 

@@ -75,6 +75,15 @@ class GradientWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedGradient:
+    """`torch.autograd.grad` returned several gradients in one memory, and one statement wrote to it more than once, as
+    if each were alone there. `read` is the call that returned them."""
+
+    write: Write
+    read: Read
+
+
+@dataclass(frozen=True, slots=True)
 class Undeclared:
     """A custom Function, or an operator, wrote an input that is in the graph, and did not say so with `mark_dirty`.
 
@@ -140,5 +149,17 @@ class StaleCast:
     read: Read
 
 
-Event = Clobber | Refusal | Drift | GradientWrite | Undeclared | Untracked | Overwritten | LostHook | StaleCast | Hint
+Event = (
+    Clobber
+    | Refusal
+    | Drift
+    | GradientWrite
+    | SharedGradient
+    | Undeclared
+    | Untracked
+    | Overwritten
+    | LostHook
+    | StaleCast
+    | Hint
+)
 """Whatever a rule may explain."""

@@ -15,7 +15,13 @@ from noclobber.observe.core.calls import ALWAYS
 from noclobber.observe.core.context import Context, Parts, Subscriber
 from noclobber.observe.core.writes import kernel_functions, optimizer_steps, write_kernels, write_log
 from noclobber.observe.describe import holders, refusals
-from noclobber.observe.detectors import lost_hooks, stale_casts, undeclared_writes, untracked_writes
+from noclobber.observe.detectors import (
+    lost_hooks,
+    shared_gradients,
+    stale_casts,
+    undeclared_writes,
+    untracked_writes,
+)
 from noclobber.observe.detectors.foreign_memory import exported_saves
 from noclobber.observe.memory import saved_bytes
 from noclobber.observe.native import bridge
@@ -80,6 +86,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("tensors that are swapped", other_memory.arm_swaps),
     Seen("writes that autograd does not know of", untracked_writes.arm),
     Seen("hooks on tensors that a write replaced", lost_hooks.arm),
+    Seen("gradients that share memory", shared_gradients.arm),
     Seen("gradients of tensors that a write replaced", overwritten_inputs.arm),
     Seen("casts that autocast keeps", stale_casts.arm),
     Seen("memory that other code holds (numpy, DLPack)", exported_saves.arm),

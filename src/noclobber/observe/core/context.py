@@ -30,8 +30,9 @@ IN_GRAPH = 0
 """In place of the key of a storage: all writes to tensors that require a gradient."""
 After = Callable[[], object]
 """Called after a write."""
-Look = Callable[[Written, torch.Tensor, int, FrameType], object]
-"""Called before every write: with what is written, the key of its storage, and the frame that the write comes from."""
+Look = Callable[[Written, torch.Tensor, int, FrameType], After | None]
+"""Called before every write: with what is written, the key of its storage, and the frame that the write comes from.
+Returns what to call after it, None for nothing."""
 
 
 class UnseenWrites(Protocol):

@@ -91,13 +91,14 @@ def _unbound(one: Any, dim: int | None, pairs: list[tuple[Any, int | None]]) -> 
 
 
 def hand_out_clones() -> None:
-    """Give each hook on a tensor or a module, and each custom backward, clones of its gradients, so that no other sees
-    its writes.
+    """Give each hook on a tensor or a module, each custom backward, and who calls `torch.autograd.grad`, clones of its
+    gradients, so that no other sees its writes.
 
     If a hook returns nothing but has written to what it may return, the written clone is the result, as with PyTorch
     alone.
     """
-    put, module = Patches().put, torch.nn.Module
+    put, module, grad = Patches().put, torch.nn.Module, torch.autograd.grad
+    put(torch.autograd, "grad", lambda *args, **kwargs: tuple(map(_clone, grad(*args, **kwargs))))
     put(torch.Tensor, "register_hook", _registering(torch.Tensor.register_hook, 0))
     for name in ("register_full_backward_hook", "register_full_backward_pre_hook"):
         put(module, name, _registering(getattr(module, name), 1))

@@ -33,6 +33,8 @@ Notes
     A hook that returns a new tensor replaces the gradient for its own tensor alone. In a `backward`, `grad_output`
     belongs to the caller: make new tensors, even if memory is short. A kernel that writes the gradient into the
     memory of a saved activation is only right if nothing else has saved that activation.
+    What `torch.autograd.grad` returns for both inputs of an addition is one tensor, too. A loop that scales each
+    gradient in place, or a clip, scales it twice.
     Hooks on leaves that run after accumulation (`register_post_accumulate_grad_hook`) may write into `.grad`.
 """
 
@@ -42,18 +44,32 @@ from dataclasses import replace
 
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.silent import Event, GradientWrite
+from noclobber.model.seen.silent import Event, GradientWrite, SharedGradient
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.causes import cause, overlapping
 from noclobber.rules.shared.keeps import reason
-from noclobber.rules.shared.labels import known, same_line, write_and_read
+from noclobber.rules.shared.labels import (
+    inside_label,
+    known,
+    line_to_show,
+    same_line,
+    write_and_read,
+    write_label,
+    writer_in_words,
+)
 from noclobber.rules.shared.story import story
+
+_PASSED_ON = "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition"
+
+_SILENT = "PyTorch compares no versions of gradients, so it raises nothing"
 
 
 def find(event: Event) -> Finding | None:
     """A write into a gradient, or one in backward into a saved tensor that PyTorch does not notice."""
     if isinstance(event, GradientWrite):
         return _gradient(event)
+    if isinstance(event, SharedGradient):
+        return _shared(event)
     if not isinstance(event, Clobber) or cause(event) != "backward":
         return None
     notes = ["the write ran in backward and changed no version that PyTorch compares, so PyTorch raises nothing"]
@@ -79,11 +95,31 @@ def _gradient(event: GradientWrite) -> Finding:
         f"{who} writes into a gradient that another part of the graph still gets",
         [*hook, *write_and_read(write, event.read, writes="overwrites the gradient", reads=reads)],
         notes=[
-            "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition; "
-            "parts that run later get the changed values",
-            "PyTorch compares no versions of gradients, so it raises nothing",
+            f"{_PASSED_ON}; parts that run later get the changed values",
+            _SILENT,
         ],
         helps=[Suggestion(words, cure=Cure.OUT_OF_PLACE), *helps],
+    )
+
+
+def _shared(event: SharedGradient) -> Finding:
+    write, site = replace(event.write, version_before=None), line_to_show(event.write)
+    labels = [
+        *known("create", event.read.site, "gradients that share memory are returned here"),
+        *write_label(write, verb="overwrites that memory once for each gradient"),
+        *inside_label(site, f"{writer_in_words(write)} runs here"),
+    ]
+    return account(
+        "one statement writes several times into gradients that share memory",
+        labels,
+        notes=[f"{_PASSED_ON}; `torch.autograd.grad` returns it for each of them", _SILENT],
+        helps=[
+            Suggestion(
+                "give each gradient its own memory: `[one.clone() for one in torch.autograd.grad(...)]`",
+                cure=Cure.OWN_ROWS,
+            ),
+            Suggestion("or make new tensors instead of writing into these", cure=Cure.OUT_OF_PLACE),
+        ],
     )
 
 

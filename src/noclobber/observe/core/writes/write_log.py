@@ -103,7 +103,7 @@ def _to_saves(context: Context) -> Before:
         if attentive or attends or of_graph:
             frame = frame_above(2)
             for look in attentive | attended.get(key, {}) | of_graph:  # each once
-                look(written, tensor, key, frame)
+                after = _both(context, after, look(written, tensor, key, frame))
         counted = in_graph and is_plain and not (written.uncounted or written.detaches or is_leaf(tensor))
         if not counted or context.careful or (untracked and tensor._is_view()):
             if begins is not None and not counted:

@@ -1,0 +1,102 @@
+"""Finds writes to gradients of which `torch.autograd.grad` returned several in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from types import FrameType
+
+import torch
+
+from noclobber.model.seen.events import Read, Tensor
+from noclobber.model.seen.silent import SharedGradient
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.calls import End
+from noclobber.observe.core.context import After, Context
+from noclobber.observe.core.seen.records import Backward, Record, record
+from noclobber.observe.core.seen.sites import Place, place_of
+from noclobber.observe.core.seen.written import Written
+from noclobber.observe.describe import clobbers
+from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.witness.digests import Digest, fingerprint
+from noclobber.observe.witness.layout import Geometry, geometry, touch
+from noclobber.observe.witness.witness import Change, Witness, change
+
+_MOST = 64
+"""Memories that are known at a time."""
+_SETTING = tuple(f"aten::_foreach_{name}_" for name in ("zero", "clamp_min", "clamp_max", "minimum", "maximum"))
+"""Operators for lists of tensors that leave the same when they run twice."""
+
+
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """Memory that a call of `grad` returned as several gradients, and what has written to it so far."""
+
+    handed: Witness
+    read: Read
+    written: set[tuple[Place | None, str, Geometry]] = field(default_factory=set)
+
+
+def arm(context: Context, way: Way) -> None:
+    """Look at what each call of `torch.autograd.grad` returns."""
+    context.calls.special.watch(way, SharedGradients(context, way).begin)
+
+
+class SharedGradients:
+    """The memories of a run that hold several gradients. Where each gradient is written by the same statement, as in a
+    loop or by one operator for lists, the memory is written as often."""
+
+    def __init__(self, context: Context, way: Way) -> None:
+        self._context, self._way, self._looking = context, way, way.entry(self._look)
+        self._shared: dict[int, _Shared] = {}
+
+    def begin(self, call: Backward) -> End:
+        """Return what to call when the call has ended."""
+        return partial(self._ended, call)
+
+    def _ended(self, call: Backward, result: object, _: BaseException | None) -> None:
+        by_key: dict[int, list[torch.Tensor]] = {}
+        for one in tensor_state.tensors_in(result):
+            if one.layout is torch.strided and (key := storages.storage_key(one)) is not None:
+                by_key.setdefault(key, []).append(one)
+        for key, some in by_key.items():
+            if any(touch(geometry(one), geometry(other)) for one, other in combinations(some, 2)):
+                self._expect(key, some[0], clobbers.read_of(call))
+
+    def _expect(self, key: int, tensor: torch.Tensor, read: Read) -> None:
+        for gone in [one for one, shared in self._shared.items() if shared.handed.storage.expired()]:
+            self._forget(gone)
+        if key not in self._shared and len(self._shared) < _MOST:
+            self._shared[key] = _Shared(Witness(key, tensor, fingerprint(tensor), geometry(tensor)), read)
+            self._context.attend(self._looking, [key])
+
+    def _forget(self, key: int) -> None:
+        del self._shared[key]
+        self._context.ignore(self._looking, [key])
+
+    def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> After | None:
+        shared = self._shared.get(key)
+        if shared is None or shared.handed.storage.expired():
+            return None
+        place = place_of(frame)
+        this = (place, written.op, geometry(tensor))
+        if this not in shared.written:
+            shared.written.add(this)
+            return None
+        if written.op in _SETTING:
+            return None
+        noted = record(written, tensor, key, place, self._context.thread)
+        return self._way.entry(
+            partial(self._wrote, shared, noted, shared.handed.digest_now(), clobbers.later_of(tensor))
+        )
+
+    def _wrote(self, shared: _Shared, noted: Record, before: Digest, described: Callable[[], Tensor]) -> None:
+        """Report a second write that has changed the bytes: not one by a factor of one."""
+        now = shared.handed.digest_now()
+        if before is not None and change(before, now, waits=True) is not Change.BYTES:
+            return
+        if self._shared.get(noted.key) is shared:
+            self._forget(noted.key)
+            self._context.bus.notice(SharedGradient(clobbers.write_of(noted, described()), shared.read))

@@ -1,0 +1,160 @@
+"""Gradients that `torch.autograd.grad` returns in one memory: what PyTorch does, and writes that meet it twice."""
+
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import noclobber
+from tests.observe.hearing import hear
+
+WRONG = {
+    "a loop": lambda gradients: [g.mul_(0.1) for g in gradients],
+    "an operator for lists": lambda gradients: torch._foreach_mul_(list(gradients), 0.1),
+    "views of them": lambda gradients: [g.view(-1).sub_(1) for g in gradients],
+    "numbers": lambda gradients: [g.__imul__(3) for g in gradients],
+}
+RIGHT = {
+    "the same numbers": lambda gradients: [g.zero_() for g in gradients],
+    "the same numbers, by an operator for lists": lambda gradients: torch._foreach_zero_(list(gradients)),
+    "bounds": lambda gradients: [g.clamp_(-0.1, 0.1) for g in gradients],
+    "bounds, by an operator for lists": lambda gradients: torch._foreach_clamp_max_(list(gradients), 0.1),
+    "a factor of one": lambda gradients: torch._foreach_mul_(list(gradients), 1.0),
+    "rows of the first": lambda gradients: [row.mul_(2) for row in gradients[0]],
+    "the first alone": lambda gradients: gradients[0].mul_(2),
+    "new tensors": lambda gradients: [g * 2 for g in gradients],
+    "clones": lambda gradients: [g.clone().mul_(2) for g in gradients],
+}
+
+
+def events(run):
+    """The names of what is heard of a program."""
+    return [type(one).__name__ for one in hear(run)[0].events]
+
+
+def leaves():
+    return [torch.linspace(start, 1, 4).reshape(2, 2).requires_grad_() for start in (0, -1)]
+
+
+def of_sum(a, b, **options):
+    return torch.autograd.grad(((a + b) ** 2).sum(), (a, b), **options)
+
+
+# -- what PyTorch does ---------------------------------------------------------------------------------------------
+
+
+def test_both_inputs_of_an_addition_get_one_tensor():
+    first, second = of_sum(*leaves())
+    assert first.data_ptr() == second.data_ptr()
+    first, second = of_sum(*leaves(), create_graph=True)
+    assert first.data_ptr() == second.data_ptr()
+
+
+def test_what_backward_accumulates_shares_nothing():
+    a, b = leaves()
+    ((a + b) ** 2).sum().backward()
+    assert a.grad.data_ptr() != b.grad.data_ptr()
+
+
+# -- what is found -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", WRONG.values(), ids=WRONG)
+def test_a_write_for_each_gradient_meets_the_memory_twice(write):
+    def run():
+        a, b = leaves()
+        right = [one.clone() for one in of_sum(a, b)]
+        found = of_sum(a, b)
+        write(right)
+        write(found)
+        assert not torch.equal(found[0], right[0])
+        assert not torch.equal(found[1], right[1])
+
+    assert events(run) == ["SharedGradient"]
+
+
+@pytest.mark.parametrize("write", RIGHT.values(), ids=RIGHT)
+def test_a_write_that_leaves_them_right_is_none(write):
+    assert events(lambda: write(of_sum(*leaves()))) == []
+
+
+@pytest.mark.parametrize("bound", [0.1, 1e6])
+def test_a_clip_of_gradients_that_were_set_is_told_where_it_clips(bound):
+    def run():
+        a, b = leaves()
+        a.grad, b.grad = of_sum(a, b)
+        nn.utils.clip_grad_norm_([a, b], bound)
+
+    assert events(run) == ["SharedGradient"] * (bound < 1)
+
+
+def test_each_call_is_looked_at_for_itself():
+    def run():
+        a, b = leaves()
+        for _ in range(3):
+            first, _ = of_sum(a, b)
+            first.mul_(0.1)
+
+    assert events(run) == []
+
+
+def test_gradients_apart_are_quiet():
+    def run():
+        a, b = leaves()
+        for one in torch.autograd.grad((a * b).sum(), (a, b)):
+            one.mul_(2)
+        for one in torch.autograd.grad(torch.cat([a, b]).pow(2).sum(), (a, b)):  # two parts of one memory
+            one.mul_(2)
+
+    assert events(run) == []
+
+
+# -- what it leaves as it is ---------------------------------------------------------------------------------------
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = Kept()
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class Kept:
+    """What lives as long as the graph does."""
+
+
+def test_gradients_and_graphs_live_as_long_as_without_it():
+    def alive():
+        a, b = leaves()
+        out = Square.apply(a + b)
+        graph = weakref.ref(out.grad_fn.kept)
+        gradients = torch.autograd.grad(out.sum(), (a, b))
+        del out
+        memory = weakref.ref(gradients[0].untyped_storage())
+        gradients[0].mul_(2)
+        del gradients
+        return graph() is not None, memory() is not None
+
+    assert hear(alive)[1] == alive() == (False, False)
+
+
+def test_the_finding_names_both_lines():
+    a, b = leaves()
+    with warnings.catch_warnings(), noclobber.watch(contents=True) as report:
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        gradients = of_sum(a, b)
+        for one in gradients:
+            one.mul_(0.1)
+    (finding,) = report.findings
+    assert finding.code == "NC206"
+    assert {label.role: label.source[0].strip() for label in finding.labels} == {
+        "write": "one.mul_(0.1)",
+        "create": "return torch.autograd.grad(((a + b) ** 2).sum(), (a, b), **options)",
+    }
