@@ -2763,6 +2763,33 @@ def run():
 """,
         lambda x, w: torch.autograd.grad(torch.sin(torch.sin(x @ w) + 1).sum(), [x, w]),
     ),
+    "a buffer that a region gets as an argument, and that moves on": (
+        """
+from functools import partial
+from torch.utils.checkpoint import checkpoint
+
+class Shifted(nn.Module):
+    def forward(self, x, by):
+        return torch.sin(x + by)
+class Stages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Shifted()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def advance(self):
+        self.steps += 1
+    def forward(self, h):
+        for _ in range(2):
+            h = checkpoint(partial(self.part, by=self.steps), h, use_reentrant=False)
+            self.advance()
+        return h
+stages = Stages()
+
+def run():
+    stages(x @ w).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(torch.sin(torch.sin(x @ w) + 1).sum(), [x, w]),
+    ),
     "updates by hand, and gradients that are zeroed": (
         """
 def step(x, w):
@@ -3528,6 +3555,31 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a buffer that a region gets as an argument, and reads in another way as well": """
+from functools import partial
+from torch.utils.checkpoint import checkpoint
+
+class Shifted(nn.Module):
+    def forward(self, x, by):
+        return torch.sin(x + by + self.whole[0].steps)
+class Stages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Shifted()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+        self.part.whole = [self]
+    def advance(self):
+        self.steps += 1
+    def forward(self, h):
+        for _ in range(2):
+            h = checkpoint(partial(self.part, by=self.steps), h, use_reentrant=False)
+            self.advance()
+        return h
+stages = Stages()
+
+def run():
+    stages(x @ w).sum().backward()
+""",
     "weights that a method brings back to length one after each step, and in the forward": """
 class Rows(nn.Module):
     def __init__(self):

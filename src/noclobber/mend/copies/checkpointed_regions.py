@@ -1,8 +1,9 @@
 """Regions of `torch.utils.checkpoint`: run on tensors that no write can reach, and run again as they ran before.
 
 Sound where a region that closes over a tensor, or reads it from `self`, is given a copy, and nothing else in the file
-reads that; where a module is called on a copy of its buffer, which it does not write itself; and where a region that
-itself changes what it reads, and nothing that it saved, is called without `checkpoint`. All other changes are tried.
+reads that; where an argument that other code writes is cloned; where a module is called on a copy of its buffer, which
+it does not write itself; and where a region that itself changes what it reads, and nothing that it saved, is called
+without `checkpoint`. All other changes are tried.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from noclobber.syntax.names import (
     has_torch,
     in_tuple,
     is_given,
+    is_own,
+    is_stored,
     keyword,
     last_name,
     mentioned,
@@ -187,7 +190,21 @@ def _given_clones(scene: Scene) -> Iterator[Change]:
         given = call.args[1:] + (values(region)[1:] if isinstance(region, ast.Call) else [])
         given = [one for one in given if not isinstance(one, ast.Starred)]
         for one in [each for each in given if dotted(each) in names] or given[:1]:
-            yield Change(f"give the region a clone of `{file.source(one)}`", (append(file, one, ".clone()"),), 3)
+            title, edit = f"give the region a clone of `{file.source(one)}`", append(file, one, ".clone()")
+            is_sound = _is_only_given(scene, file, one)
+            yield Change(title, (edit,), 3, Cure.CLONE_ARGUMENT, is_sound=is_sound)
+
+
+def _is_only_given(scene: Scene, file: File, given: ast.expr) -> bool:
+    """Return True if only the writes that make a region drift, and the function that calls `checkpoint`, mention what
+    it gives the region: the region reads it nowhere else."""
+    scope, around, rows = file.scope(given), file.class_of(given), [one.statement for one in scene.writes()]
+    if not _drifts_by(scene, file, dotted(given)) or any(file.class_of(one) is not around for one in rows):
+        return False
+    if isinstance(given, ast.Name):
+        return is_own(scope, given.id) and all(file.scope(one) is scope for one in rows)
+    read = (one for one in attributes(file.tree, last_name(given)) if not is_stored(file, one))
+    return all(file.scope(one) is scope or file.statement(one) in rows for one in read)
 
 
 def _on_own_copies(scene: Scene) -> Iterator[Change]:
