@@ -1963,6 +1963,16 @@ def run():
         slots.v = torch.tanh(slots.v * x @ w)
     slots.v.sum().backward()
 """,
+    "two tables that a loop fills, of which one is a factor of a write to the other": """
+def run():
+    alpha, scale = torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    for t in range(4):
+        before = x[:, 0].sigmoid() if t == 0 else alpha[t - 1] @ w[:3, :3].sigmoid()
+        alpha[t] = before * x[:, 1].sigmoid()
+        scale[t] = alpha[t].sum()
+        alpha[t] /= scale[t]
+    scale.log().sum().backward()
+""",
     "two buffers that a power iteration fills, each with the other": """
 class Normed(nn.Linear):
     def __init__(self):

@@ -323,6 +323,35 @@ def test_a_stopped_write_has_the_code_that_it_has_otherwise(target, code):
     assert versions[1]._version == 0
 
 
+FACTORS = {
+    "a quotient": lambda part, factor: part.div_(factor),
+    "a product": lambda part, factor: part.mul_(factor),
+    "a power": lambda part, factor: part.pow_(factor),
+    "a sum of products": lambda part, factor: part.addcmul_(factor, factor),
+}
+
+
+@pytest.mark.parametrize("write", FACTORS.values(), ids=FACTORS)
+def test_the_saves_of_a_write_to_a_view_are_told_with_those_before_it(write):
+    """The node of such a write lies inside a CopySlices, which shows none of its saves."""
+    with warnings.catch_warnings(), noclobber.watch() as seen:
+        warnings.simplefilter("ignore", noclobber.ClobberWarning)
+        w = torch.ones(3, requires_grad=True)
+        rows, factors, other = torch.ones(2, 3), torch.ones(2), (w * 2).exp()
+        factors[0] = w.sum()
+        rows[0] = w * 3
+        write(rows[0], factors[0])
+        quiet = (factors[1:] * w.sum()).exp()  # another graph, whose saves nobody reads
+        factors[1] = 5
+        other += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (rows.sum() + other.sum()).backward()
+    del quiet
+    written = {finding.writes[-1].op for finding in seen.findings}
+    assert written == {"aten::add_", "aten::copy_"}
+    assert len(seen.findings) == 2
+
+
 def test_a_backward_call_keeps_its_graph_no_longer_than_without():
     """A watcher of a call has something to do at its end, and refers to the call (a write under `no_grad` waits)."""
 

@@ -181,6 +181,8 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if _carries_on(scene, place.file):
         return None
     file, save = place.file, place.node
+    if isinstance(save, ast.AugAssign):
+        return _of_factor(scene, file, save)
     if not isinstance(save, ast.expr):
         return None
     if scene.unchecked == "ctx":
@@ -202,6 +204,15 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         title = "write into a clone of the result, and let autograd keep the original"
         return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
     return None
+
+
+def _of_factor(scene: Scene, file: File, save: ast.AugAssign) -> Change | None:
+    """`a[t] /= s[t].clone()`, where `s` is what is written, and `a` is not."""
+    names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
+    if dotted(base_of(save.value)) not in names or dotted(base_of(save.target)) in names:
+        return None
+    title = f"let autograd keep a clone of `{file.source(save.value)}`"
+    return Change(title, (append(file, save.value, ".clone()"),), 2, Cure.CLONE_FOR_READER, is_sound=True)
 
 
 def _split_of(file: File, part: ast.expr) -> ast.Assign | None:
@@ -499,7 +510,7 @@ _TENSORS = {"einsum": slice(1, None), "scaled_dot_product_attention": slice(0, 3
 """Functions with names for what they save that say nothing of their arguments: which of these are tensors."""
 
 
-def _is_known_at(write: WriteSyntax, file: File, save: ast.expr) -> bool:
+def _is_known_at(write: WriteSyntax, file: File, save: ast.AST) -> bool:
     """Return True if the name of what is written means the same where the save is: in its function, or by `self`."""
     if write.name.startswith("self."):
         return file.class_of(save) is not None and write.file.class_of(write.statement) is file.class_of(save)

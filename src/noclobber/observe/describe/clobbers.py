@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Read, Save, Step, Tensor, Via, Write
 from noclobber.model.seen.overlap import overlap
 from noclobber.observe.core.seen import handles, unread_saves
-from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.handles import Handle, OfView
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Backward, Record, in_second_run, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, site_of
@@ -404,6 +404,11 @@ _MOST_ALIKE = 16
 """Stale saves of one line and field that are described."""
 
 
+_APART = 4
+"""The node of an operator that writes to a view lies inside a CopySlices, which shows none of it. Its number is so much
+less at most (torch 2.10 to 2.15; tests/observe/core/test_seen.py)."""
+
+
 def stale_saves(backward: Backward, memory: Memory, seen: set[int]) -> list[Clobber]:
     """Return the stale saves of a call's graph, except the handles whose ids are in `seen`; adds the ids of the others.
 
@@ -412,17 +417,28 @@ def stale_saves(backward: Backward, memory: Memory, seen: set[int]) -> list[Clob
     """
     roots, found = graph.roots_of(backward.outputs), list[Clobber]()
     alike: defaultdict[object, list[Clobber]] = defaultdict(list)
-    for node in graph.walk(roots):
-        for saved in graph.saves_of_or_gone(node):
-            held = graph.content(saved)
-            if isinstance(held, Handle) and id(held) not in seen:
-                seen.add(id(held))
-                if int(held.alias._version) != held.version:
-                    told = alike[identity(held.place), node.name(), saved.field]
-                    if len(told) < _MOST_ALIKE:
-                        told.append(clobber_of(held, node, backward, memory))
-                    found.append(told[-1])
+    for held, node, field in _saves_of(list(graph.walk(roots)), memory):
+        if id(held) not in seen:
+            seen.add(id(held))
+            if int(held.alias._version) != held.version:
+                told = alike[identity(held.place), node.name(), field]
+                if len(told) < _MOST_ALIKE:
+                    told.append(clobber_of(held, node, backward, memory))
+                found.append(told[-1])
     return found + [_clobber_of_stale(stale, backward, memory) for stale in graph.stale(roots)]
+
+
+def _saves_of(nodes: list[Node], memory: Memory) -> Iterator[tuple[Handle, Node, str]]:
+    """Yield the handles of the saves of nodes, with the node and the field."""
+    for node in nodes:
+        for saved in graph.saves_of_or_gone(node):
+            if isinstance(held := graph.content(saved), Handle):
+                yield held, node, saved.field
+    inside = [node for node in nodes if torch_messages.stands_for_a_view(node)]
+    writes = {(one.node, identity(one.place)) for one in memory.recent if inside}
+    for held in memory.live.all() if writes else ():
+        if type(held) in (Handle, OfView) and (held.node, identity(held.place)) in writes:
+            yield from ((held, node, "") for node in inside if 0 < node._sequence_nr() - held.node <= _APART)
 
 
 def _clobber_of_stale(stale: graph.Stale, backward: Backward, memory: Memory) -> Clobber:
