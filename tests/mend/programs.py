@@ -2894,6 +2894,26 @@ def run():
 """,
         lambda x, w: [x + w[:3], torch.cat([x + w[:3], torch.zeros(1, 4, dtype=torch.float64)])],
     ),
+    "what a ctx keeps, in which its backward computes, and which runs again": (
+        """
+class Waves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.s, ctx.c = u.sin(), u.cos()
+        return ctx.s**2
+    @staticmethod
+    def backward(ctx, gradient):
+        slope = ctx.s.mul_(ctx.c).mul_(2)
+        return gradient * slope
+
+def run():
+    h = Waves.apply(x @ w)
+    h.sum().backward(retain_graph=True)
+    x.grad = w.grad = None
+    h.sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ w).sin().square().sum(), [x, w]),
+    ),
     "a gradient that a module's hook unpacks and scales": (
         """
 part = nn.Softplus()

@@ -19,7 +19,7 @@ class Replaced(Square):
 
 
 class Scratch(Square):
-    """Its own stash is its own to change: the second backward gives four times the first by intent."""
+    """What it adds to its own stash is meant: the second backward gives four times the first."""
 
     @staticmethod
     def forward(ctx, x):
@@ -29,7 +29,7 @@ class Scratch(Square):
     @staticmethod
     def backward(ctx, g):
         result = 2 * ctx.x * g
-        ctx.x.mul_(4)
+        ctx.x.add_(ctx.x, alpha=3)
         return result
 
 

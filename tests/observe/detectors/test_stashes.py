@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
+import noclobber
 from tests.observe.hearing import bare, hear, is_marked
 from tests.observe.used_again import until_used_again
 
@@ -106,6 +107,43 @@ class FinishedInForward(Square):
         y = x * x
         ctx.x.add_(x)
         return y
+
+
+class Computing(Square):
+    """Whose backward computes in the memory of what it keeps."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x.clone()  # saved
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.x.mul_(2) * g  # written
+
+
+class Counting(Computing):
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.x.clone() * g + 0 * ctx.x.add_(1)
+
+
+class Filling(Computing):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.x = torch.empty_like(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.x.copy_(ctx.saved_tensors[0]).mul_(2).mul_(g)
+
+
+class Bounding(Computing):
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.x.clamp_(-9, 2) * g
 
 
 def counted(h, y):
@@ -217,6 +255,36 @@ def test_right_gradients_are_quiet(function, write, contents):
     heard, gradient = hear(gradient_of(function, write), contents)
     assert torch.equal(gradient, bare(gradient_of(function, nothing)))
     assert not heard.clobbers
+
+
+def run_again(function):
+    def program():
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        y = function.apply(x)
+        return [torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2)]
+
+    return program
+
+
+@pytest.mark.parametrize("contents", [True, False])
+def test_a_backward_that_computes_in_what_it_keeps_gives_another_gradient_when_it_runs_again(contents):
+    program = run_again(Computing)
+    first, second = program()
+    assert torch.equal(first, torch.tensor([2.0, 4.0, 6.0]))
+    assert not torch.equal(first, second)
+    heard, _ = hear(program, contents)
+    (clobber,) = heard.clobbers
+    assert clobber.save.field == "ctx.x"
+    assert is_marked(clobber.save.site, "saved")
+    assert all(is_marked(write.site, "written") for write in clobber.writes)
+    with noclobber.preserve():
+        assert all(torch.equal(one, first) for one in program())
+
+
+@pytest.mark.parametrize("function", [Square, Counting, Filling, Bounding])
+def test_what_a_backward_fills_or_adds_to_is_its_own(function):
+    heard, _ = hear(run_again(function))
+    assert heard.clobbers == []
 
 
 @pytest.mark.parametrize("contents", [True, False])

@@ -36,10 +36,11 @@ from noclobber.syntax.names import (
     names_in,
     only_binding,
     parameters,
+    reads,
     root_of,
     uses_in,
 )
-from noclobber.syntax.tree import FUNCTION, File, functions, walk
+from noclobber.syntax.tree import FUNCTION, File, functions, lines_in, starts, walk
 from noclobber.syntax.writes import (
     WriteSyntax,
     chain,
@@ -70,7 +71,7 @@ def given_new(scene: Scene) -> Iterator[Change]:
                 is_sound = len(found) == 1 and _is_of_module(write)
                 yield from change(_RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
                 continue
-            yield from rebound(write, in_hook=True)
+            yield from rebound(write, in_hook=True, is_sound=_is_read_last_of_ctx(scene, write))
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
             if edit is not None and not is_in_vain(write, [edit]):
                 yield from change(f"write into a clone of `{write.name}`", [edit], 2)
@@ -89,6 +90,18 @@ def _is_of_module(write: WriteSyntax) -> bool:
 def _in_backward(write: WriteSyntax) -> bool:
     scope = write.file.scope(write.node)
     return isinstance(scope, FUNCTION) and scope.name == "backward" and "ctx" in parameters(scope)
+
+
+def _is_read_last_of_ctx(scene: Scene, write: WriteSyntax) -> bool:
+    """`slope = ctx.s.mul_(ctx.c)`: whether a `backward` uses the value of its write to what its ctx keeps, and reads
+    that no more. So the ctx keeps what it kept for the next backward."""
+    file, row = write.file, write.statement
+    if scene.unchecked != "ctx" or not _in_backward(write) or not write.name.startswith("ctx.") or write.call is None:
+        return False
+    if not isinstance(row, (ast.Assign, ast.Return)) or file.loops(row) or not scene.keeps_type(file):
+        return False
+    is_last = all(starts(one) <= starts(write.call) for one in reads(write.name, file.scope(row), file))
+    return is_last and scene.lines_written(file) <= {*lines_in(row)}
 
 
 def _bound(scene: Scene, write: WriteSyntax) -> Change | None:

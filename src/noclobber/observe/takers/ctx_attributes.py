@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.operators import RANDOM_FILLS
 from noclobber.observe import policy
 from noclobber.observe.core import calls
 from noclobber.observe.core.boundary import Way
@@ -21,8 +22,9 @@ from noclobber.observe.core.calls import ALWAYS, CustomBackwards, ForwardCall
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.handles import Handle, alias_of
-from noclobber.observe.core.seen.records import reading
+from noclobber.observe.core.seen.records import Record, reading
 from noclobber.observe.core.seen.sites import Place, caller
+from noclobber.observe.core.seen.written import SHIFTS
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
 from noclobber.observe.torch_api.autograd import native_saves
@@ -205,15 +207,33 @@ class CtxSaves:
     def renew(self, ctx: Node, before: list[tuple[int, int]]) -> None:
         """Update the stashes after a backward. `before` is the `_state` of each when that backward began.
 
-        What the backward wrote into its own stash is meant for the next backward. A stash that it dropped is forgotten.
+        What the backward put into its own stash, or added to it, is meant for the next backward. Not so what it
+        computed in the memory of a stash: the same backward, run again, would begin from that. A stash that it dropped
+        is forgotten.
         """
         held = self._held.get(ctx, [])
         if len(before) == len(held):
             for stash, was in zip(held, before, strict=True):
-                if was != _state(stash):
+                if was != _state(stash) and not _computed_in(stash.writes[was[1] :]):
                     stash.version, stash.suspect = int(stash.alias._version), None
                     stash.digest = None if stash.digest is None else fingerprint(stash.alias)
         held[:] = [stash for stash in held if stash.tensor() is not None]
+
+
+def _computed_in(writes: list[tuple[Record, int]]) -> bool:
+    """Return True if the first of some writes leaves what depends on the bytes before it, and again when it runs
+    again."""
+    first = writes[0][0].written.op if writes else ""
+    return first.endswith("_") and first not in _KEPT_ON
+
+
+_KEPT_ON = (
+    *SHIFTS,
+    *(f"aten::{name}" for name in RANDOM_FILLS),
+    *(f"aten::{name}_" for name in ("copy", "zero", "fill", "set", "clamp", "clamp_min", "clamp_max", "relu", "abs")),
+    *(f"aten::{name}_" for name in ("sign", "floor", "ceil", "round", "trunc", "nan_to_num", "masked_fill", "detach")),
+)
+"""Operators that fill a tensor, add to it, or leave the same when they run twice."""
 
 
 def _state(stash: CtxSave) -> tuple[int, int]:
