@@ -122,6 +122,21 @@ def test_a_step_between_forward_and_backward_is_named(reentrant, fused):
         assert heard.events[0].save.node == "AddmmBackward0"
 
 
+def test_a_write_of_the_same_numbers_is_not_to_blame():
+    """The region saves the mask, and not what is subtracted: the numbers of both tell which one has changed."""
+
+    def program():
+        mask, shift, scale = torch.ones(3), torch.ones(3), leaf()
+        y = checkpoint(lambda t: (t + scale * mask * (shift - t)).sin(), torch.full((3,), 2.0), use_reentrant=False)
+        mask.copy_(torch.ones(3))
+        shift.copy_(torch.zeros(3))  # written
+        y.sum().backward()
+
+    heard, _ = hear(program)
+    (drift,) = heard.events
+    assert [is_marked(write.site, "written") for write in drift.writes] == [True]
+
+
 @MODES
 def test_another_dropout_mask_is_a_drift_without_a_write(reentrant):
     def program():

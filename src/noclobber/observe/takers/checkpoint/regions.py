@@ -90,6 +90,8 @@ class CheckpointRegion:
                 self.memory.rereads.add(reread)
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""
+        self.as_saved: set[int | None] = set()
+        """Those of these that were seen to hold in the second run what they held in forward."""
         self.count = 0
         """How many tensors forward saved."""
         self._of_last: list[RegionSave] = []
@@ -182,7 +184,10 @@ class CheckpointRegion:
         storage, or if the region itself moved it by writes that noclobber does not know.
         """
         if packed.digest is not None:
-            return change(packed.digest, self.digest(tensor), waits=True) is Change.BYTES
+            is_other = change(packed.digest, self.digest(tensor), waits=True) is Change.BYTES
+            if packed.key in self.used and not is_other:
+                self.as_saved.add(packed.key)
+            return is_other
         current, key = tensor_state.version_of(tensor) or 0, storages.storage_key(tensor)
         if current <= packed.version or key is None or key in self.count_on:
             return False
@@ -260,12 +265,14 @@ class CheckpointRegion:
 
     def causes(self, tensor: torch.Tensor) -> tuple[Write, ...]:
         """Return the known writes that may have made a tensor differ: to its own outside memory, else to outside memory
-        that the region has saves on, else to all outside memory. Writes that the second run has made as well count only
-        if there are no others."""
+        that the region has saves on, else to all outside memory, and last to what holds what it held. Writes that the
+        second run has made as well count only if there are no others."""
         own = self.source(tensor)
         used = self.used | {reread.key for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
-        groups += [[self.outside[key] for key in used], list(self.outside.values())]
+        for but in (self.as_saved, set[int | None]()):
+            groups.append([self.outside[key] for key in used - but])
+            groups.append([one for key, one in self.outside.items() if key not in but])
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()
         for records in ([noted for noted in made if noted.place not in again], made):
             weighty = [noted for noted in records if not noted.written.is_statistics]
