@@ -132,6 +132,20 @@ def test_a_weight_of_a_module_is_no_argument_of_its_call() -> None:
     assert found[-1] == f"{copies}\ny = torch.func.functional_call(net, copies, (x,))"
 
 
+def test_where_a_part_of_a_module_saves_its_buffer_the_calls_of_the_whole_are_tried_on_copies() -> None:
+    source = """
+        def forward(self, x):
+            return self.bn(self.lin(x))
+
+        clean = net(x)
+        noisy = net(x + 1)
+    """
+    found = changes(
+        "NC203", source, write="net(x + 1)", save="self.bn(self.lin(x))", kind="buffer", name="net.bn.running_mean"
+    )
+    assert any("clean = torch.func.functional_call(net, copies, (x,))" in one for one in found)
+
+
 NET = """
     class Net(nn.Module):
         def __init__(self):

@@ -342,6 +342,28 @@ def test_what_a_backward_writes_is_compared_with_a_run_that_hands_out_clones(ben
     assert not it.judged(("x / 2", "x / 4"), ("gradient.div_(2)", "gradient / 4")).right
 
 
+def test_what_an_undeclared_write_does_to_a_save_is_compared_with_a_run_that_keeps_it(bench):
+    it = bench(
+        "import torch\n"
+        '@torch.library.custom_op("proof::halve", mutates_args=())\n'
+        "def halve(x: torch.Tensor) -> torch.Tensor:\n"
+        "    x.numpy()[...] *= 0.5\n"
+        "    return x.clone()\n"
+        "halve.register_fake(lambda x: torch.empty_like(x))\n"
+        "halve.register_autograd(lambda ctx, g: g * 0.5)\n"
+        "w = torch.tensor([1.0, 2.0], requires_grad=True)\n"
+        "q = w * 3\n"
+        "penalty = q.pow(2).sum()\n"
+        "(penalty + halve(q).sum()).backward()\n"
+    )
+    assert it.finding.code == "NC207"
+    right = it.judged(("halve(q)", "halve(q.clone())"))
+    assert right.level is Level.PROVEN
+    ((_, gradient, _),) = evidence.read(right.result.evidence)[0]["leaves"]
+    assert gradient.tolist() == [19.5, 37.5]  # by hand: 18 * w + 1.5
+    assert it.judged(("halve(q)", "halve(q.clone() * 1.5)")).differs
+
+
 def test_what_an_activation_overwrote_is_compared_with_a_run_that_asks_for_what_was_there_before(bench):
     text = (
         "import torch\n"

@@ -30,7 +30,7 @@ from noclobber.syntax.names import (
     named,
     names_used,
 )
-from noclobber.syntax.tree import COMPREHENSION, FOR, File, functions
+from noclobber.syntax.tree import COMPREHENSION, FOR, File, functions, walk
 from noclobber.syntax.writes import WriteSyntax, chain, writes
 
 OWN = {"parameter": "parameters", "buffer": "buffers"}
@@ -47,9 +47,8 @@ def on_copies(scene: Scene) -> Iterator[Change]:
     what = OWN.get(scene.kind)
     if not (scene.is_clobber or scene.steps()) or scene.reads_first():
         return
-    for place in scene.places("save"):
-        call, file = place.node, place.file
-        if what is None or not isinstance(call, ast.Call) or not dotted(call.func) or _is_function(call):
+    for file, call in _calls(scene):
+        if what is None or not dotted(call.func) or _is_function(call):
             continue
         net = dotted(call.func)
         if net.startswith((f"{scene.name}.", *(f"{one.name}." for one in scene.writes() if one.name))):
@@ -63,6 +62,17 @@ def on_copies(scene: Scene) -> Iterator[Change]:
         text = f"torch.func.functional_call({net}, {names[0] if named else copies}, {given})"
         edits, is_sound = (*([named] if named else []), replace(file, call, text)), _is_sound(scene, file, call)
         yield Change(f"call `{net}` on copies of its {what}", edits, LAST_RESORT, Cure.CLONE_FOR_READER, is_sound)
+
+
+def _calls(scene: Scene) -> Iterator[tuple[File, ast.Call]]:
+    """The call that saves; and where a module calls a part of its own there, the calls of the whole by its name."""
+    for place in scene.places("save"):
+        if isinstance(place.node, ast.Call):
+            yield place.file, place.node
+            part = dotted(place.node.func).removeprefix("self")
+            whole = scene.name.partition(f"{part}.")[0] if part.startswith(".") else ""
+            for file in scene.files() if whole else ():
+                yield from ((file, one) for one in walk(file.tree, ast.Call) if dotted(one.func) == whole)
 
 
 ELSEWHERE = re.compile(r"\b(DistributedDataParallel|DDP|FSDP|fully_shard|compile|jit)\b")
