@@ -1973,6 +1973,20 @@ def run():
         alpha[t] /= scale[t]
     scale.log().sum().backward()
 """,
+    "a state that each turn makes anew, brings to length one, and keeps in a list": """
+from dataclasses import dataclass
+@dataclass
+class State:
+    q: torch.Tensor
+
+def run():
+    state, track = State(torch.ones(4, dtype=torch.float64)), []
+    for row in x:
+        state.q = state.q + row @ w
+        state.q /= state.q.norm()
+        track.append(state.q)
+    torch.stack(track)[:, 0].sum().backward()
+""",
     "two buffers that a power iteration fills, each with the other": """
 class Normed(nn.Linear):
     def __init__(self):
@@ -5073,6 +5087,17 @@ def run():
     f, s = h.cos(), h.sin()
     s.register_hook(by(0.5))
     (f + s).square().sum().backward()
+""",
+    "a state that is made anew, taken, and brought to length one": """
+from types import SimpleNamespace
+
+def run():
+    state, track = SimpleNamespace(q=torch.ones(4, dtype=torch.float64)), []
+    for row in x:
+        state.q = state.q + row @ w
+        track.append(state.q)
+        state.q /= state.q.norm()
+    torch.stack(track)[:, 0].sum().backward()
 """,
     "a gradient that a module's hook scales and keeps": """
 kept, part = [], nn.Softplus()

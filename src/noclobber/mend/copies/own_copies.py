@@ -60,7 +60,8 @@ def on_copies(scene: Scene) -> Iterator[Change]:
         names = [one for one in ("copies", f"{net.rpartition('.')[2]}_copies") if one not in used]
         named = before(file, call, f"{names[0]} = {copies}") if names and _runs_once(file, call) else None
         text = f"torch.func.functional_call({net}, {names[0] if named else copies}, {given})"
-        edits, is_sound = (*([named] if named else []), replace(file, call, text)), _is_sound(scene, file, call)
+        edits = (*([named] if named else []), replace(file, call, text))
+        is_sound = call in [one.node for one in scene.places("save")] and _is_sound(scene, file, call)
         yield Change(f"call `{net}` on copies of its {what}", edits, LAST_RESORT, Cure.CLONE_FOR_READER, is_sound)
 
 

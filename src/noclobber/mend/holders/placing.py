@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.mend.holders.giving import asking, given_for
-from noclobber.mend.holders.holding import TAKING_OUT, keeps_nothing, taken_out
+from noclobber.mend.holders.holding import TAKING_OUT, is_new, keeps_nothing, taken_out
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
@@ -70,6 +70,21 @@ def may_be_kept(file: File, place: ast.expr, write: ast.stmt) -> bool:
         if read and _hands_out(file, one, write, is_container=held is not place):
             return True
     return not name
+
+
+def is_just_made(file: File, place: ast.expr, write: ast.stmt) -> bool:
+    """Return True if a statement above a write, in its block, has put a new tensor there that nothing takes until the
+    write: `self.h = self.h + x` above `self.h.mul_(2)`."""
+    rows, text = file.block(write), file.source(place)
+    above = rows[: rows.index(write)]
+    bound = (one for one in reversed(above) if isinstance(one, ast.Assign))
+    last = next((one for one in bound if text in map(file.source, one.targets)), None)
+    if last is None or len(last.targets) != 1 or not is_new(file, last.value):
+        return False
+    between = (
+        one for row in above[above.index(last) + 1 :] for one in named(row) if last_name(one) == last_name(place)
+    )
+    return not any(_hands_out(file, one, write, is_container=False) for one in between if isinstance(one.ctx, ast.Load))
 
 
 def _hands_out(file: File, node: ast.expr, write: ast.stmt, *, is_container: bool) -> bool:

@@ -27,7 +27,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.making import is_item_of_new
-from noclobber.mend.holders.placing import may_be_kept, place_written
+from noclobber.mend.holders.placing import is_just_made, may_be_kept, place_written
 from noclobber.mend.holders.seen import are_over, holders_at, is_over, node_at
 from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.scene import Scene
@@ -446,9 +446,21 @@ def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Chan
         place = place_written(file, target, holders) if holders is not None and target is not None else None
         if place is None or holders is None or file.source(place) != name or not are_over(file, name, one, holders):
             return None
-        if any(isinstance(each, WITH) for each in file.around(one)) or may_be_kept(file, place, one):
+        if any(isinstance(each, WITH) for each in file.around(one)):
+            return None
+        if may_be_kept(file, place, one) and not (is_just_made(file, place, one) and _is_read_below(scene, file, one)):
             return None
     return _bound_anew(scene, file, rows, name)
+
+
+def _is_read_below(scene: Scene, file: File, write: ast.stmt) -> bool:
+    """Return True if the backward stands below a write in its function, in no loop with it: no later turn goes on with
+    a graph that it has freed."""
+    read = scene.place("read")
+    row = read.statement if read is not None and read.file is file else None
+    if row is None or file.scope(row) is not file.scope(write) or starts(row) < ends(write):
+        return False
+    return not {*file.loops(row)} & {*file.loops(write)}
 
 
 def _name_written(file: File, write: ast.stmt) -> str | None:
