@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from noclobber.mend.autograd.constants import detached_constants
-from noclobber.mend.autograd.declared import marked_dirty, tangent_in_place
+from noclobber.mend.autograd.declared import marked_dirty
 from noclobber.mend.autograd.detached_state import detached
 from noclobber.mend.autograd.modes import recorded
 from noclobber.mend.autograd.no_grad import under_mode
@@ -80,7 +80,6 @@ CURES: tuple[Mend, ...] = (
     without_flag,
     without_cache,
     kept_as_clone,
-    tangent_in_place,
     hook_later,
     on_copies,
     local_copy,

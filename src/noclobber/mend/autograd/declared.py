@@ -1,8 +1,7 @@
-"""Custom Functions: declare the write by `mark_dirty`, write tangents alike."""
+"""Custom Functions: declare the write by `mark_dirty`."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
@@ -10,8 +9,8 @@ from noclobber.mend.scene import Scene
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
 from noclobber.syntax.names import called, calls, dotted, owner, parameters, returned
-from noclobber.syntax.tree import FUNCTION, walk
-from noclobber.syntax.writes import OPERATORS, PLAIN, out_of_place
+from noclobber.syntax.tree import FUNCTION
+from noclobber.syntax.writes import out_of_place
 
 
 def marked_dirty(scene: Scene) -> Iterator[Change]:
@@ -34,14 +33,3 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
         if not marks:
             copied = cloned_before(file, write.statement, write.name)
             yield from change("let the Function write into a clone", [copied], 3)
-
-
-def tangent_in_place(scene: Scene) -> Iterator[Change]:
-    """A `jvp` that writes the tangent in place, as `forward` the input: `return t.mul_(2)` for `return t * 2`."""
-    for file in scene.files() if scene.is_refused else ():
-        for one in walk(file.tree, ast.Return):
-            value = one.value
-            in_jvp = getattr(file.scope(one), "name", "") == "jvp"
-            if in_jvp and isinstance(value, ast.BinOp) and dotted(value.left) and type(value.op) in PLAIN.values():
-                text = f"{file.source(value.left)}.{OPERATORS[type(value.op)][2]}_({file.source(value.right)})"
-                yield Change("write the tangent in place too", (replace(file, value, text),), 1)

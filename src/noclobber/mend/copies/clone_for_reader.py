@@ -14,7 +14,7 @@ nothing else holds. The gradient passes through the clone.
 None of these where the file gives the same tensor twice to a function that writes it and gives it back: each call would
 change it further, whatever is cloned.
 
-Tried is the operand that the text names, or that the field says; then all of them; then where a view is made.
+Tried is the operand that the text names, or that the field says; then all of them.
 """
 
 from __future__ import annotations
@@ -119,19 +119,6 @@ def cloned(scene: Scene) -> Iterator[Change]:
             names = ", ".join(f"`{place.file.source(one)}`" for one in some)
             clones = tuple(append(place.file, one, ".clone()") for one in some)
             yield Change(f"let autograd keep a clone of {names}", clones, cost)
-        if not any(place.file.source(one).endswith(".clone()") for one in operands):
-            other = [one for one in operands if dotted(one) not in {write.name for write in scene.writes()}]
-            yield from _of_definitions(place, other, cost)
-
-
-def _of_definitions(place: Place, operands: list[ast.expr], cost: int) -> Iterator[Change]:
-    """Where an operand is a name of a view, the clone at the place where the view is made."""
-    file = place.file
-    for one in operands:
-        made = definition(file, one, place.node)
-        if isinstance(made, (ast.Call, ast.Subscript)) and not file.source(made).endswith(".clone()"):
-            edit = append(file, made, ".clone()")
-            yield Change(f"let `{file.source(one)}` be a clone", (edit,), cost)
 
 
 def _operands(place: Place, field: str) -> list[ast.expr]:
