@@ -150,7 +150,8 @@ class RepairSearch:
             both = [self._prover.start(patch, mode) for mode in ("watch", "bare")]
             verdicts = [self._prover.judge(trial, patch, Patch(), finding, way=way) for trial in both]
             least = max(verdicts, key=lambda verdict: list(Level).index(verdict.level))
-            if all(verdict.right and verdict.clean for verdict in verdicts) and least.level is not Level.UNPROVEN:
+            is_as_sure = least.level is done.repairs[-1].level is not Level.UNPROVEN
+            if is_as_sure and all(verdict.right and verdict.clean for verdict in verdicts):
                 done.patch = patch
                 done.repairs[at] = replace(done.repairs[at], title=done.repairs[at + 1].title, extra=0)
                 done.repairs[-1] = replace(done.repairs[-1], proof=least.proof, level=least.level)
