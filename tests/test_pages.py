@@ -159,7 +159,7 @@ def test_the_pages_become_a_site(tmp_path: Path) -> None:
     assert "batch_norm" in site["operators"]
     assert '<a href="../NC203/">NC203</a>' in site["rules/NC103"], "codes lead to their pages"
     assert "explain NC101" in site[""], "but not in code"
-    for words in ("--watch-first N", "--update-baseline", "--build-native", "--operators"):
+    for words in ("--every N", "--update-baseline", "--build-native", "--operators"):
         assert words in site["command-line"]
     for name in noclobber.__all__:
         assert f'id="{name.lower()}"' in site["api"]

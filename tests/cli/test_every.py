@@ -94,7 +94,7 @@ def test_children_choose_by_themselves(tmp_path: Path) -> None:
     assert "seen 8 times at these lines" in ended.stderr
 
 
-@pytest.mark.parametrize("options", [["--watch-first", "3"], ["--ledger"], ["--hints"], ["--fake"]])
+@pytest.mark.parametrize("options", [["--ledger"], ["--hints"], ["--fake"]])
 def test_it_goes_with_nothing_that_needs_all(options: list[str], tmp_path: Path) -> None:
     ended = noclobber(["run", "--every", "20", *options, "-c", "1"], tmp_path)
     assert "do not go together" in ended.stderr

@@ -38,7 +38,7 @@ def order_of(options: argparse.Namespace) -> FakeOrder | None:
             if getattr(options, name) is not None:
                 options.parser.error(f"--{name.replace('_', '-')} needs --fake")
         return None
-    options.parser.refuse_together(options, "fake", "watch_first", "every")
+    options.parser.refuse_together(options, "fake", "every")
     world, rank = options.world_size or 0, options.rank or 0
     if not 0 <= rank < max(world, 1):
         options.parser.error(f"--rank {rank} is none of --world-size {world}")

@@ -7,8 +7,6 @@ import contextlib
 import os
 
 FORMATS = ("full", "concise", "github", "sarif", "junit", "json", "html")
-DOCUMENTS = ("sarif", "junit", "json", "html")
-"""The formats in which a report is a document, so that two in one stream are none."""
 SEPARATORS = tuple({"/", os.sep})
 _ENDINGS = {
     ".html": ("html",),

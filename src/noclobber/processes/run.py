@@ -63,13 +63,11 @@ class Run:
         self._date = datetime.now().astimezone().isoformat(timespec="seconds")
         self._interrupt: BaseException | None = None
 
-    def carry_out(self, words: Sequence[str], report: Callable[[], int], early: Callable[[Report], object]) -> None:
+    def carry_out(self, words: Sequence[str], report: Callable[[], int]) -> None:
         """Run the program that `python WORDS...` would run, to its very end. Raises NotAProgram where there is none.
 
         `report` is called if the program leaves before that end: by `os._exit`, or as another program (`os.execv`).
-        `early` gets what was found when the first backward calls are over, if only these are watched.
         """
-        self._session.at_stop = partial(self._stopped, early)
         self._member.at_exit = partial(self._left, report)
         try:
             loaded = program.load(words)
@@ -95,11 +93,6 @@ class Run:
             self.cost = self._measured()
         program.wind_down()
         self._member.end(self.status & 0xFF)
-
-    def _stopped(self, early: Callable[[Report], object]) -> None:
-        if not self.in_child:
-            with self.kept_apart():
-                early(self._session.report())
 
     def _left(self, report: Callable[[], int], status: int) -> int:
         self.status = status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -64,7 +64,6 @@ class Session:
         counting: bool = False,
         hints: bool = False,
         everywhere: bool = False,
-        first: int = 0,
         every: int = 0,
         fake: FakeOrder | None = None,
     ) -> None:
@@ -73,13 +72,9 @@ class Session:
         self.contents = contents
         self.keeping = keeping
         self.everywhere = everywhere
-        self.first = first
-        """After how many backward calls it stops; 0 for never."""
         self.every = every
         """Of how many backward calls it watches some; 0 for all."""
         self._sampling = Sampling(every, TOGETHER) if every > TOGETHER else None
-        self.at_stop: Callable[[], object] = lambda: None
-        """Called when it has stopped after the first backward calls."""
         self.fake = fake
         """What is asked of a run without values, if it is one."""
         self._faked: FakeRun | None = None
@@ -105,7 +100,7 @@ class Session:
 
     def handed_on(self) -> dict[str, Any]:
         """Return the options of the sessions of the processes that this one starts."""
-        names = ("on_write", "watching", "contents", "first", "every", "notes")
+        names = ("on_write", "watching", "contents", "every", "notes")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -214,8 +209,6 @@ class Session:
         calls = self._backwards + self._raised
         if self._faked is not None and self._armed and self._faked.steps.are_enough(calls):
             subscription.before_next_backward(self._faked.steps.stop)
-        if self.first and calls == self.first:
-            subscription.before_next_backward(self._stop_early)
 
     def _sampled(self) -> None:
         """Choose what is watched from this backward call to the next: all, or the writes alone."""
@@ -230,12 +223,6 @@ class Session:
         if due != self.watching:
             self.watching = due
             subscription.settle()
-
-    def _stop_early(self) -> None:
-        self.stop()
-        unseen = f"what came after the first {self.first:,} backward calls (`--watch-first`)"
-        self._coverage = replace(self._coverage, unseen=(*self._coverage.unseen, unseen))
-        self.at_stop()
 
     @property
     def failures(self) -> tuple[Lost, ...]:

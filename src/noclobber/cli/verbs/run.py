@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from noclobber.cli.beside import below, counts, crashed, killed, notes
 from noclobber.cli.faking import add_fake, order_of
-from noclobber.cli.output import DOCUMENTS, SEPARATORS, add_format, asked, file_name, unusable, unwritable, unwritten
+from noclobber.cli.output import SEPARATORS, add_format, asked, file_name, unusable, unwritable, unwritten
 from noclobber.cli.parser import Verbs, whole
 from noclobber.cli.printing import cut, put, refuse
 from noclobber.cli.selecting import add_selection, given_of, require_baseline, selected_of, selection_of
@@ -21,7 +21,7 @@ from noclobber.render import render
 from noclobber.render.text import real, visible
 from noclobber.render.window.color import wanted, width_of
 from noclobber.settings.meant import file_like
-from noclobber.settings.selection import Selection, SelectionError, selected, unused
+from noclobber.settings.selection import Selection, SelectionError, unused
 
 if TYPE_CHECKING:
     from noclobber.processes.run import Run
@@ -32,7 +32,7 @@ def add(verbs: Verbs) -> None:
         "run",
         usage="noclobber run [-f FORMAT | --statistics] [-o FILE | -o DIR/] [--no-contents] [--raise] "
         "[--fake [--steps N] [--device DEVICE] [--shapes SHAPES] [--world-size N --rank N]] "
-        "[--ledger] [--hints] [--watch-first N | --every N] [--select CODES] [--ignore CODES] "
+        "[--ledger] [--hints] [--every N] [--select CODES] [--ignore CODES] "
         "[--baseline FILE [--update-baseline]] [--fail-on SEVERITY] SCRIPT [ARGS...] | -m MODULE | -c CODE",
         help="run a program and explain its in-place writes",
         description="Run a program as `python` would, then report on stderr. The exit status is that of the program, "
@@ -61,11 +61,6 @@ def add(verbs: Verbs) -> None:
         help="also say where an in-place write would lower the peak of memory, and where one lowers nothing",
     )  # fmt: skip
     parser.add_argument(
-        "--watch-first", type=whole, default=0, metavar="N",
-        help="watch only the first N backward calls of each process, and report then too: the rest of a long training "
-        "costs nothing",
-    )  # fmt: skip
-    parser.add_argument(
         "--every", type=whole, default=0, metavar="N",
         help="watch only the first four backward calls, and then four in a row of each N: in between only writes are "
         "noted",
@@ -87,7 +82,7 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         options.parser.error(f"{kept}; name a file, or use `noclobber report {asked(options.format)} {options.output}`")
     if output is not None and (why := unusable(folder) if folder else unwritable(output)):
         return refuse(f"cannot write `{options.output}`: {why}")
-    options.parser.refuse_together(options, "every", "watch_first", "ledger", "hints")
+    options.parser.refuse_together(options, "every", "ledger", "hints")
     fake = order_of(options)
     selection = selection_of(options)
     require_baseline(selection, updating=options.update_baseline)
@@ -97,14 +92,13 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         counting=options.ledger,
         hints=options.hints,
         everywhere=True,
-        first=options.watch_first,
         every=options.every,
         fake=fake,
     )
     run = Run(session, folder)
     end = _End(run, options, words, output, selection)
     try:
-        run.carry_out(words, end.reported, end.early)
+        run.carry_out(words, end.reported)
         status = run.status if run.in_child else end.reported()
     except NotAProgram as reason:
         status = end_as_python(words, reason)
@@ -127,14 +121,6 @@ class _End:
     words: list[str]
     output: str | None
     selection: Selection
-
-    def early(self, report: Report) -> None:
-        """Report on a program that goes on unwatched. The same report comes again at its end.
-
-        A program that reads a stream of JSON, XML or a page expects one document there, and gets it at the end.
-        """
-        if self.output is not None or self.options.format not in DOCUMENTS:
-            self._deliver(selected(report, self.selection, must_exist=False))
 
     def reported(self) -> int:
         """Report on a program that is over; return the exit status."""

@@ -51,7 +51,7 @@ def settle() -> None:
 
 
 def before_next_backward(function: Callable[[], object]) -> None:
-    """Call a function before the next backward call begins. It may unsubscribe: then nobody watches that call."""
+    """Call a function before the next backward call begins."""
     CONTEXT.before_backward = function
 
 
