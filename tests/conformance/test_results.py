@@ -6,10 +6,8 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
-from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import graph
 
-required.look_up()
 SAMPLES = 1
 
 

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import noclobber
-from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness import digests
 from noclobber.observe.witness.digests import OnDevice, all_known, differs, fingerprint, same
@@ -13,7 +12,6 @@ from tests.device import sham
 from tests.device.places import MODES
 from tests.observe.core.test_contents import LAYOUTS, TYPES, WIDE
 
-required.look_up()
 NARROW = [one for one in TYPES if one not in (torch.float64, torch.complex64)]
 """What every device has."""
 

@@ -4,7 +4,6 @@ import torch
 
 from noclobber.observe.gradient_trace.comparison import besides, compare, identical, summed
 from noclobber.observe.gradient_trace.evidence import sketch
-from noclobber.observe.torch_api import required
 
 
 def call(*leaves, loss=1.0, kind="backward", returned=()):
@@ -219,7 +218,6 @@ def test_what_modules_hold_in_the_end_counts_up_to_rounding():
 
 def test_identical_is_to_the_last_bit():
     """Also where only a sketch was kept, and where numbers that are equal have other bits."""
-    required.look_up()
     for one, other in ((G, G * (1 + 2**-23)), (torch.zeros(2), -torch.zeros(2))):
         for kept in (torch.clone, sketch):
             assert identical([call((W, kept(one)))], [call((W, kept(one.clone())))])

@@ -3,7 +3,7 @@
 arming/         who listens, and all that watches for them (recorder); what the folders above ask: to listen, what is
                 covered, what an error is about (subscription); what Python's part has cost (own_cost)
 policy          what happens about a changed save: it is noted and reported, the write is stopped, or the bytes are kept
-torch_api/      names below PyTorch's public ones, looked up when armed, with self-tests of what they mean
+torch_api/      names below PyTorch's public ones, with self-tests of what they mean
 witness/        the one idea: what the bytes of a tensor were, and whether they are so still. Digests, layouts
 core/           what all the rest uses: context, bus, threads, hooks on saves
   seen/         places, records of writes, handles of saves, the history: what is kept of what was seen

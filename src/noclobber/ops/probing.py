@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from noclobber.model.reports.probe import Operand, Probe, Role
 from noclobber.observe.core.seen.reads import read_by
-from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import registry
 from noclobber.observe.torch_api.tensors import storages, tensor_state
@@ -94,7 +93,6 @@ def probe(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         function = function.apply
     watching = sys.modules.get("noclobber.observe.arming.subscription")
     if watching is None or not watching.is_armed():
-        required.look_up()
         return _probed(function, args, kwargs)
     with watching.apart():
         return _probed(function, args, kwargs)

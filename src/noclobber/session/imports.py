@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from noclobber.model.reports.error import UnsupportedTorch
+
 
 def after_import(name: str, act: Callable[[], None]) -> None:
     """Call `act` as soon as module `name` has been imported: at once where it has been, never where it never is.
@@ -28,7 +30,7 @@ def after_import(name: str, act: Callable[[], None]) -> None:
 
 
 class NoTorch(Exception):
-    """What was asked for needs PyTorch, which cannot be imported. Its text says why."""
+    """What was asked for needs PyTorch, which cannot be imported or is not supported. Its text says why."""
 
 
 @contextmanager
@@ -36,6 +38,8 @@ def torch_needed() -> Iterator[None]:
     """Import what needs torch in a block. Raises NoTorch."""
     try:
         yield
+    except UnsupportedTorch as unsupported:
+        raise NoTorch(str(unsupported)) from None
     except (Exception, SystemExit) as failure:
         raise NoTorch(f"torch cannot be imported: {type(failure).__name__}: {failure}") from None
 

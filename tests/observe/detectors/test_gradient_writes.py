@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
-from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from tests.observe.hearing import bare, hear, is_marked
@@ -189,7 +188,6 @@ def test_the_engine_lets_a_node_begin_with_the_modes_of_the_call():
     depths = []
     last.grad_fn.register_hook(leave)
     h.grad_fn.register_prehook(lambda given: depths.append(torch._C._len_torch_dispatch_stack()))
-    required.look_up()
     (h + last).sum().backward()
     assert seen == [torch.ops.aten.add.Tensor]
     assert depths == [0]

@@ -87,8 +87,6 @@ CHILD = """
 import json, sys
 import torch
 from noclobber.observe.gradient_trace import forward_mode
-from noclobber.observe.torch_api import required
-required.look_up()
 mode = forward_mode.ForwardMode(updates=json.loads(sys.argv[1]))
 mode.begin()
 found = []

@@ -1,6 +1,6 @@
 """A release without one of the private names that noclobber uses: a person is told, and the program is as it is bare.
 
-The names are found by walking the source, and each is taken away in a process that has armed nothing.
+The names are found by walking the source, and each is taken away in a process that has not looked it up.
 """
 
 import ast
@@ -16,7 +16,6 @@ import torch
 import torch.utils.checkpoint
 
 import noclobber.observe
-from noclobber.observe.torch_api import required
 
 ROOT = Path(noclobber.observe.__file__).parent
 
@@ -35,6 +34,24 @@ def called(function):
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
+def looked_up(node):
+    """The names that a call of `private.lookup` asks for; empty for anything else."""
+    is_lookup = isinstance(node, ast.Call) and called(node.func) == "lookup"
+    return [one.value for one in node.args if isinstance(one, ast.Constant)] if is_lookup else []
+
+
+def at_import(path):
+    """The nodes of a file that run when it is imported."""
+    for statement in ast.parse(path.read_text()).body:
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            yield from ast.walk(statement)
+
+
+def names_at_import():
+    """What the package looks up when its modules are imported."""
+    return [name for path in sorted(ROOT.rglob("*.py")) for node in at_import(path) for name in looked_up(node)]
+
+
 def names_used():
     """What the package asks of torch by a private name, as a path from `torch`, with where it does."""
     found = {}
@@ -42,11 +59,7 @@ def names_used():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and chain(node)[:1] == ["torch"]:
                 found.setdefault(".".join(chain(node)[1:]), path.name)
-            elif isinstance(node, ast.Call) and called(node.func) == "lookup":
-                found |= {one.value: path.name for one in node.args if isinstance(one, ast.Constant)}
-    for module, names in required.NAMES.items():
-        for name in names.values():
-            found.setdefault(name, Path(module.__file__).name)
+            found |= dict.fromkeys(looked_up(node), path.name)
     return {name: where for name, where in found.items() if any(map(is_private, name.split(".")))}
 
 
@@ -87,23 +100,30 @@ def without(name):
     coverage = seen.report.coverage
     lost = any(name in one.why for one in coverage.lost)
     return ("same" if watched == bare else f"changed: {watched}") + (", lost" if lost else f", untold {coverage.lost}")
+def try_each(names):
+    for name in names:
+        sys.stdout.flush()
+        if not os.fork():
+            print(json.dumps([name, without(name)]), flush=True)
+            os._exit(0)
+        os.wait()
 values()  # torch imports much for the first backward and the first region: a second, in each fork
-import noclobber.observe  # no name is asked for when a module is imported
+import noclobber
+first, later = map(json.loads, sys.argv[1:])
+try_each(first)
+import noclobber.observe
 for one in pkgutil.walk_packages(noclobber.observe.__path__, "noclobber.observe."):
     if ".fake" not in one.name and ".native" not in one.name:
         importlib.import_module(one.name)
-for name in sys.argv[1:]:
-    sys.stdout.flush()
-    if not os.fork():
-        print(json.dumps([name, without(name)]), flush=True)
-        os._exit(0)
-    os.wait()
+try_each(later)
 """
 
 
 def outcomes(names):
-    """What happens in a process where a name is taken away before anything is armed, for each name."""
-    run = subprocess.run([sys.executable, "-c", PROGRAM, *names], capture_output=True, text=True, check=True)
+    """What happens in a process where a name is taken away before it is looked up, for each name."""
+    first = [name for name in names if name in names_at_import()]
+    lists = [json.dumps(some) for some in (first, [name for name in names if name not in first])]
+    run = subprocess.run([sys.executable, "-c", PROGRAM, *lists], capture_output=True, text=True, check=True)
     return dict(json.loads(line) for line in run.stdout.splitlines())
 
 
@@ -127,8 +147,10 @@ def imported(statement):
 
 
 def test_no_name_is_asked_for_when_a_module_is_imported():
-    """But in functions: so that a name that is missing is told when something is armed, and not by an import."""
+    """But in functions, and by `private.lookup` in torch_api/ for what everything needs: so that a name that is missing
+    is told in plain words."""
     for path in sorted(ROOT.rglob("*.py")):
+        assert "torch_api" in path.parts or not any(map(looked_up, at_import(path))), path.name
         for statement in ast.parse(path.read_text()).body:
             if isinstance(statement, (ast.Import, ast.ImportFrom)):
                 for name in imported(statement):
@@ -142,23 +164,42 @@ def test_no_name_is_asked_for_when_a_module_is_imported():
                 assert not private or names == ["torch", "_C"], f"{path.name}: {'.'.join(names)}"
 
 
-def test_noclobber_run_says_why_nothing_was_watched(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("import torch\nprint(torch.ones(1).tolist())\n")
-    (tmp_path / "sitecustomize.py").write_text(
+def noclobber_without(name, module, words, folder):
+    """What a command of noclobber ends with where `torch._C` lacks a name when a module of noclobber is imported."""
+    (folder / "program.py").write_text("import torch\nprint(torch.ones(1).tolist())\n")
+    (folder / "sitecustomize.py").write_text(
         "import sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'noclobber.observe.arming.subscription':\n"
-        "            import torch; del torch._C._current_autograd_node\n"
+        f"        if name == '{module}':\n"
+        f"            import torch; vars(torch._C).pop('{name}', None)\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
-    command = [sys.executable, "-m", "noclobber", "run", str(program)]
-    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
-    run = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    command = [sys.executable, "-m", "noclobber", *words]
+    environ = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder, check=False)
+
+
+def test_noclobber_run_says_why_nothing_was_watched(tmp_path):
+    words = ["run", "program.py"]
+    run = noclobber_without("_current_autograd_node", "noclobber.observe.arming.subscription", words, tmp_path)
     assert (run.returncode, run.stdout) == (0, "[1.0]\n")
     assert run.stderr.startswith("noclobber: nothing was watched: torch ")
     assert "has no `torch._C._current_autograd_node`" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "module"),
+    [
+        (["explain", "relu"], "_dispatch_get_all_op_names", "noclobber.observe.torch_api.dispatch.registry"),
+        (["fix", "program.py"], "_current_autograd_node", "noclobber.observe.torch_api.autograd.engine_state"),
+    ],
+)
+def test_other_verbs_say_which_name_is_missing(words, name, module, tmp_path):
+    run = noclobber_without(name, module, words, tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith(f"noclobber: error: torch {torch.__version__} has no `torch._C.{name}`; torch ")
     assert len(run.stderr.splitlines()) == 1
 
 

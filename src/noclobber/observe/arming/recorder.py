@@ -34,7 +34,7 @@ from noclobber.observe.takers import (
     user_save_hooks,
 )
 from noclobber.observe.takers.checkpoint import instrument
-from noclobber.observe.torch_api import required, self_tests
+from noclobber.observe.torch_api import self_tests
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.transparent import (
     checks_of_swaps,
@@ -192,7 +192,6 @@ def attach(*, watching: bool, contents: bool, only_foreign: bool) -> None:
 
     Raises UnsupportedTorch if this release of torch lacks something that everything needs.
     """
-    required.look_up()
     context = CONTEXT
     context.watching = watching
     context.era += not watching

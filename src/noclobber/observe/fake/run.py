@@ -15,7 +15,6 @@ from noclobber.model.fake import STEPS, FakeOrder
 from noclobber.model.reports.ledger import Peak
 from noclobber.model.reports.report import Lost
 from noclobber.model.units import counted, few
-from noclobber.observe.arming import subscription
 from noclobber.observe.core.boundary import Way, is_own
 from noclobber.observe.fake import memory, outside, ranks, values
 from noclobber.observe.fake.checkpoints import Checkpoints
@@ -25,7 +24,6 @@ from noclobber.observe.fake.mode import Mode
 from noclobber.observe.fake.outside import Batches
 from noclobber.observe.fake.steps import Steps
 from noclobber.observe.fake.values import Asked
-from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import fake_tensors
@@ -39,8 +37,6 @@ class FakeRun:
     """The state of one fake run. `begin` and `end` belong to one thread."""
 
     def __init__(self, order: FakeOrder, failed: Callable[[Lost], None]) -> None:
-        if not subscription.is_armed():  # else the names stand for noclobber's own functions by now
-            required.look_up()
         fake_tensors.self_test()
         self._order = order
         self._asked = Asked()

@@ -27,7 +27,7 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.seen import handles
 from noclobber.observe.gradient_trace import forward_mode, leaf_names, right_gradients
 from noclobber.observe.gradient_trace.right_gradients import Fresh
-from noclobber.observe.torch_api import private, required
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import outward, passed_over
@@ -140,7 +140,6 @@ class Evidence:
         Gradients are recorded inside of what `watch` arms, and the end of a call is noticed outside of it. Nothing is
         taken off again: the process ends with the run.
         """
-        required.look_up()
         self._wrap(self._recording)
         for register in (
             register_module_buffer_registration_hook,

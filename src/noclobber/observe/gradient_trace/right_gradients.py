@@ -21,7 +21,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.core.calls import natives
-from noclobber.observe.torch_api import required
 from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
@@ -29,7 +28,6 @@ from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
 
 def clone_saves() -> None:
     """Make autograd keep a clone of each tensor that it saves: the simplest way to right gradients."""
-    required.look_up()
     hook_stack.push_hooks(torch.clone, lambda tensor: tensor)
 
 

@@ -1,1 +1,1 @@
-"""The private parts of PyTorch that noclobber uses. They are looked up when armed, tested, and used only from here."""
+"""The private parts of PyTorch that noclobber uses. They are looked up, tested, and used only from here."""

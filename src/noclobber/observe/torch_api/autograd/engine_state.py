@@ -11,13 +11,13 @@ from torch.autograd.graph import Node
 from noclobber.observe.torch_api import before_2_12, private
 from noclobber.observe.torch_api.dispatch import modes
 
-next_node: Callable[[], int] = private.name("_C._autograd._get_sequence_nr")
+next_node: Callable[[], int] = private.lookup("_C._autograd._get_sequence_nr")
 """Returns the number that the next autograd node of this thread will get (`Node::sequence_nr`, thread-local)."""
-current_node: Callable[[], Node | None] = private.name("_C._current_autograd_node")
+current_node: Callable[[], Node | None] = private.lookup("_C._current_autograd_node")
 """Returns the node whose backward is running in this thread, None outside of one. It is set in an unpack hook."""
-_put_aside: Callable[[str, object], None] = private.name("_C._stash_obj_in_tls")
-_is_aside: Callable[[str], bool] = private.name("_C._is_key_in_tls", False)
-_aside: Callable[[str], object] = private.name("_C._get_obj_in_tls")
+_put_aside: Callable[[str, object], None] = private.lookup("_C._stash_obj_in_tls")
+_is_aside: Callable[[str], bool] = private.lookup("_C._is_key_in_tls")
+_aside: Callable[[str], object] = private.lookup("_C._get_obj_in_tls")
 
 
 def engine() -> Callable[..., object]:

@@ -12,9 +12,9 @@ from noclobber.observe.torch_api import private
 Hook = Callable[..., object]
 Pair = tuple[Hook, Hook]
 """A pack hook and its unpack hook."""
-push_hooks: Callable[[Hook, Hook], None] = private.name("_C._autograd._push_saved_tensors_default_hooks")
-pop_hooks: Callable[[], None] = private.name("_C._autograd._pop_saved_tensors_default_hooks")
-top_hooks: Callable[[bool], Any] = private.name("_C._autograd._top_saved_tensors_default_hooks")
+push_hooks: Callable[[Hook, Hook], None] = private.lookup("_C._autograd._push_saved_tensors_default_hooks")
+pop_hooks: Callable[[], None] = private.lookup("_C._autograd._pop_saved_tensors_default_hooks")
+top_hooks: Callable[[bool], Any] = private.lookup("_C._autograd._top_saved_tensors_default_hooks")
 """Returns the uppermost pair of saved-tensor hooks of this thread, or None without one."""
 
 

@@ -161,7 +161,7 @@ def _replace(old: object, new: object) -> None:
             setattr(sys.modules[name], key, new)
 
 
-_eval_frame: ModuleType = private.name("_C._dynamo.eval_frame")
+_eval_frame: ModuleType = private.lookup("_C._dynamo.eval_frame")
 
 
 def never_compile(function: Callable[..., object], *, nor_its_calls: bool = True) -> None:

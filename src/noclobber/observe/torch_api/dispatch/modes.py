@@ -10,16 +10,16 @@ import torch
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch.spare_key import unlogged
 
-plain: Callable[[], AbstractContextManager[None]] = private.name("_C.DisableTorchFunction")
+plain: Callable[[], AbstractContextManager[None]] = private.lookup("_C.DisableTorchFunction")
 """Hides what noclobber asks of tensors from the program's `__torch_function__` modes."""
-transforms_active: Callable[[], bool] = private.name("_C._are_functorch_transforms_active")
+transforms_active: Callable[[], bool] = private.lookup("_C._are_functorch_transforms_active")
 """Returns True while this thread is inside torch.func."""
-function_modes: Callable[[], int] = private.name("_C._len_torch_function_stack")
+function_modes: Callable[[], int] = private.lookup("_C._len_torch_function_stack")
 """Returns how many `__torch_function__` modes the program has entered in this thread."""
-set_grad: Callable[[bool], None] = private.name("_C._set_grad_enabled")
+set_grad: Callable[[bool], None] = private.lookup("_C._set_grad_enabled")
 """Does what `torch.no_grad` does at its begin and end, which takes five times as long (torch 2.13)."""
-_modes_on_stack: Callable[[], int] = private.name("_C._len_torch_dispatch_stack")
-_without_modes: Callable[[], AbstractContextManager[object]] = private.name(
+_modes_on_stack: Callable[[], int] = private.lookup("_C._len_torch_dispatch_stack")
+_without_modes: Callable[[], AbstractContextManager[object]] = private.lookup(
     "utils._python_dispatch._disable_current_modes"
 )
 

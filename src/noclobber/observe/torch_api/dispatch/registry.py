@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from torch._C import _DispatchOperatorHandle
     from torch._ops import OpOverload
 
-_takes_numbers: Callable[[str], bool] = private.name("_C._should_allow_numbers_as_tensors")
-operator_names: Callable[[], list[str]] = private.name("_C._dispatch_get_all_op_names")
+_takes_numbers: Callable[[str], bool] = private.lookup("_C._should_allow_numbers_as_tensors")
+operator_names: Callable[[], list[str]] = private.lookup("_C._dispatch_get_all_op_names")
 """Returns the full names of all operators that are defined, such as "aten::add_.Tensor"."""
-_schema_of: Callable[[str, str], torch.FunctionSchema] = private.name("_C._get_schema")
-_handle_of: Callable[[str, str], _DispatchOperatorHandle] = private.name("_C._dispatch_find_schema_or_throw")
+_schema_of: Callable[[str, str], torch.FunctionSchema] = private.lookup("_C._get_schema")
+_handle_of: Callable[[str, str], _DispatchOperatorHandle] = private.lookup("_C._dispatch_find_schema_or_throw")
 
 
 def library(namespace: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,18 +19,28 @@ KEY_NAME = "TESTING_ONLY_GenericMode"
 """A dispatch key that PyTorch keeps for its tests. It sits above functorch and autograd, and nothing else uses it."""
 LOWER_KEY_NAME = "TESTING_ONLY_GenericWrapper"
 """The next key of that kind below it. Only the native part passes calls on to it."""
-KEY: DispatchKey | None = None
-"""The spare key; None until `find` has found it."""
-include: Callable[[DispatchKey | None, bool], None] = private.name("_C._dispatch_tls_set_dispatch_key_included")
-exclude: Callable[[DispatchKey | None, bool], None] = private.name("_C._dispatch_tls_set_dispatch_key_excluded")
+include: Callable[[DispatchKey, bool], None] = private.lookup("_C._dispatch_tls_set_dispatch_key_included")
+exclude: Callable[[DispatchKey, bool], None] = private.lookup("_C._dispatch_tls_set_dispatch_key_excluded")
 """Skips a key in this thread, even if it is included."""
-KEYS_BELOW = cast("DispatchKeySet", None)
+_is_included: Callable[[DispatchKey], bool] = private.lookup("_C._dispatch_tls_is_dispatch_key_included")
+_is_excluded: Callable[[DispatchKey], bool] = private.lookup("_C._dispatch_tls_is_dispatch_key_excluded")
+_key_of: Callable[[str], DispatchKey | None] = private.lookup("_C._parse_dispatch_key")
+_keys_below: Callable[[DispatchKey], DispatchKeySet] = private.lookup("_C._dispatch_keyset_full_after")
+
+
+def key_of(name: str) -> DispatchKey:
+    """Return a dispatch key. Raises UnsupportedTorch where PyTorch has none of this name."""
+    key = _key_of(name)
+    if key is None:
+        raise UnsupportedTorch(f"torch {torch.__version__} has no dispatch key {name}")
+    return key
+
+
+KEY = key_of(KEY_NAME)
+"""The spare key. `write_kernels.test` tries it."""
+KEYS_BELOW = _keys_below(KEY)
 """The keys below the spare key: a kernel on the spare key passes a call on to them."""
-_is_included: Callable[[DispatchKey], bool] = private.name("_C._dispatch_tls_is_dispatch_key_included")
-_is_excluded: Callable[[DispatchKey | None], bool] = private.name("_C._dispatch_tls_is_dispatch_key_excluded")
-_key_of: Callable[[str], DispatchKey | None] = private.name("_C._parse_dispatch_key")
-_keys_below: Callable[[DispatchKey], DispatchKeySet] = private.name("_C._dispatch_keyset_full_after")
-below_versions: Callable[[], bool]
+below_versions: Callable[[], bool] = partial(_is_excluded, key_of("ADInplaceOrView"))
 """Returns True inside the kernel of an operator, below the key that counts versions: writes there move none."""
 
 
@@ -41,7 +51,7 @@ def set_key(on: bool) -> None:
 
 def key_is_set() -> bool:
     """Return True if this thread's operators go through the spare key."""
-    return KEY is not None and _is_included(KEY)
+    return _is_included(KEY)
 
 
 def key_works() -> bool:
@@ -87,12 +97,3 @@ def let_through() -> None:
         passed_over.append(KEY)
         for op in ops._higher_order_ops.values():
             op.fallthrough(KEY)
-
-
-def find() -> None:
-    """Find the key, once the names are looked up. Raises UnsupportedTorch without; `write_kernels.test` tries it."""
-    global KEY, KEYS_BELOW, below_versions
-    KEY = _key_of(KEY_NAME)
-    if KEY is None:
-        raise UnsupportedTorch(f"torch {torch.__version__} has no dispatch key {KEY_NAME}")
-    KEYS_BELOW, below_versions = _keys_below(KEY), partial(_is_excluded, _key_of("ADInplaceOrView"))

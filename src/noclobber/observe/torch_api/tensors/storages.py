@@ -24,13 +24,13 @@ if TYPE_CHECKING:
             """Return True once the storage is gone."""
 
 
-address: Callable[[torch.Tensor], int] = private.name("_C.TensorBase.data_ptr")
+address: Callable[[torch.Tensor], int] = private.lookup("_C.TensorBase.data_ptr")
 """Returns what `tensor.data_ptr()` returns. The method itself may be replaced while noclobber is on
 (exported_saves.py)."""
-_has_storage: Callable[[torch.Tensor], bool] = private.name("_C._has_storage")
-_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = private.name("_C.TensorBase.untyped_storage")
-_storage_ref: Callable[[torch.UntypedStorage], StorageRef] = private.name("multiprocessing.reductions.StorageWeakRef")
-storage_holders: Callable[[int], int] = private.name("_C._storage_Use_Count")
+_has_storage: Callable[[torch.Tensor], bool] = private.lookup("_C._has_storage")
+_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = private.lookup("_C.TensorBase.untyped_storage")
+_storage_ref: Callable[[torch.UntypedStorage], StorageRef] = private.lookup("multiprocessing.reductions.StorageWeakRef")
+storage_holders: Callable[[int], int] = private.lookup("_C._storage_Use_Count")
 """Returns how many tensors share the storage with this `_cdata`. The storage's Python object counts as one more."""
 
 

@@ -13,16 +13,16 @@ from noclobber.observe.torch_api import private
 
 C: ModuleType = torch._C
 Thing = TypeVar("Thing")
-_data: GetSetDescriptorType = private.name("_C.TensorBase.data")
-_cdata: GetSetDescriptorType = private.name("_C.TensorBase._cdata")
-use_count: Callable[[torch.Tensor], int] = private.name("_C.TensorBase._use_count")
+_data: GetSetDescriptorType = private.lookup("_C.TensorBase.data")
+_cdata: GetSetDescriptorType = private.lookup("_C.TensorBase._cdata")
+use_count: Callable[[torch.Tensor], int] = private.lookup("_C.TensorBase._use_count")
 """Returns how many holders a tensor has. All Python references together count as one."""
-detach: Callable[..., torch.Tensor] = private.name("_C.TensorBase.detach")
+detach: Callable[..., torch.Tensor] = private.lookup("_C.TensorBase.detach")
 """Makes an alias outside of the graph, which `Tensor.detach` reports as one that the program takes
 (takers/other_memory.py)."""
-_is_wrapped: Callable[[torch.Tensor], bool] = private.name("_C._functorch.is_functorch_wrapped_tensor")
-_unwrapped: Callable[[torch.Tensor], torch.Tensor] = private.name("_C._functorch.get_unwrapped")
-_is_batched: Callable[[torch.Tensor], bool] = private.name("_C._functorch.is_batchedtensor")
+_is_wrapped: Callable[[torch.Tensor], bool] = private.lookup("_C._functorch.is_functorch_wrapped_tensor")
+_unwrapped: Callable[[torch.Tensor], torch.Tensor] = private.lookup("_C._functorch.get_unwrapped")
+_is_batched: Callable[[torch.Tensor], bool] = private.lookup("_C._functorch.is_batchedtensor")
 
 
 class Weak(weakref.ref[Thing]):
