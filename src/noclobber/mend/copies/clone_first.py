@@ -17,10 +17,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.giving import given_for
-from noclobber.mend.holders.holding import is_new
+from noclobber.mend.holders.holding import is_given_alone, is_given_last, is_new
 from noclobber.mend.holders.making import HANDING_ON, is_item_of_new
-from noclobber.mend.holders.seen import is_over
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.silent import Undeclared
@@ -130,10 +128,7 @@ def _is_read_here_only(file: File, name: ast.Name) -> bool:
     bound = [file.statement(one) for one in uses(scope, name.id, ast.Store)]
     if bound or name.id not in parameters(scope):
         return bool(bound) and all(isinstance(one, ast.Assign) and is_new(file, one.value) for one in bound)
-    given = [(one, file.statement(one)) for one in given_for(file, name.id, scope)]
-    return bool(given) and all(
-        isinstance(one, ast.Name) and row is not None and is_over(file, one.id, row) for one, row in given
-    )
+    return is_given_alone(file, name.id, scope)
 
 
 def value_cloned(scene: Scene) -> Iterator[Change]:
@@ -155,7 +150,9 @@ def argument_cloned(scene: Scene) -> Iterator[Change]:
     places = scene.places("write", "read")
     for place in places if scene.is_refused else ():
         call = place.node if called(place.node) == "apply" else None
-        if isinstance(call, ast.Call) and call.args and _is_last_use(place.file, call, call.args[0]):
+        if not isinstance(call, ast.Call) or not call.args or isinstance(place.statement, ast.Expr):
+            continue
+        if is_given_last(place.file, call.args[0]):
             edit = append(place.file, call.args[0], ".clone()")
             yield Change("give the Function a clone", (edit,), 1, Cure.CLONE_ARGUMENT, is_sound=True)
     for place in places:
@@ -175,15 +172,3 @@ def _argument(call: ast.Call, name: str) -> ast.expr | None:
     if not given or isinstance(given[0], ast.Starred):
         return None
     return next((one for one in given if name and dotted(one) == name), given[0])
-
-
-def _is_last_use(file: File, call: ast.Call, argument: ast.expr) -> bool:
-    """Return True if the result of a call is used, and nobody reads what the argument is a part of afterwards."""
-    root, statement = root_of(argument), file.statement(call)
-    plain = isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(root, ast.Name)
-    if statement is None or isinstance(statement, ast.Expr) or not plain or not isinstance(root, ast.Name):
-        return False
-    if root.id in parameters(file.scope(call)) and not _is_read_here_only(file, root):
-        return False  # a caller may read it
-    read = any(starts(one) >= ends(statement) for one in uses(file.scope(call), root.id, ast.Load))
-    return isinstance(statement, ast.Return) or not (read or file.loops(statement))

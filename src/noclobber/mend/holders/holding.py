@@ -100,7 +100,7 @@ def holds_alone(
         handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
         return (
             all(may_get_another(file, one, write, held, at) for one in held)
-            and all(_is_given_alone(file, one, scope) for one in handed_in)
+            and all(is_given_alone(file, one, scope) for one in handed_in)
             and are_over(file, name, write, holders)
         )
     leading = _binding(file, name, write)
@@ -127,7 +127,7 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
     bound = [one for one in stored if starts(one) < starts(write) or not loops.isdisjoint(file.around(one))]
     bound = [one for one in bound if file.statement(one) is not write]
     if name in parameters(file.scope(write)) and _binding(file, name, write) is None:
-        if not _is_given_alone(file, name, file.scope(write)):
+        if not is_given_alone(file, name, file.scope(write)):
             return False
     elif not bound:
         return False
@@ -141,7 +141,7 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
     taken = {name for value, whole in rows for name in _taken_over(file, value or _divided(whole))}
     given = [one for one in taken.intersection(parameters(file.scope(write))) if _binding(file, one, write) is None]
     is_left = all(is_over(file, one, write, at or write) for one in also.difference(names))
-    return is_left and all(_is_given_alone(file, one, file.scope(write)) for one in given)
+    return is_left and all(is_given_alone(file, one, file.scope(write)) for one in given)
 
 
 def _divided(value: ast.expr | None) -> ast.expr | None:
@@ -160,7 +160,7 @@ def _taken_over(file: File, value: ast.expr | None) -> set[str]:
     return (aliases(file, value) or set()) if value is not None else set()
 
 
-def _is_given_alone(file: File, name: str, function: Scope) -> bool:
+def is_given_alone(file: File, name: str, function: Scope) -> bool:
     """Return True if the file mentions a function only to call it, and reads nothing again of what is given to it."""
     around = file.class_of(function)
     given: list[ast.expr | None] = [*given_for(file, name, function)] or [None]
@@ -170,7 +170,7 @@ def _is_given_alone(file: File, name: str, function: Scope) -> bool:
     if isinstance(function, (ast.Module, ast.Lambda)):
         return False
     with asking(function) as is_first:
-        return is_first and all(one is not None and _is_given_last(file, one) for one in given)
+        return is_first and all(one is not None and is_given_last(file, one) for one in given)
 
 
 def _may_run(file: File, call: ast.Call, forward: Function, around: ast.ClassDef) -> bool:
@@ -205,14 +205,14 @@ def _fits(file: File, call: ast.Call, method: Function) -> bool:
     return has_stars(call) or not (needed or many or (of.kwarg is None and names - known))
 
 
-def _is_given_last(file: File, given: ast.expr) -> bool:
+def is_given_last(file: File, given: ast.expr) -> bool:
     """Return True if what is given to a function is not read again."""
     row, names = file.statement(given), aliases(file, given)
     if row is None or names is None or not all(is_over(file, one, row) for one in names):
         return False
     scope = file.scope(row)
     handed_on = [one for one in names.intersection(parameters(scope)) if _binding(file, one, row) is None]
-    return all(_is_given_alone(file, one, scope) for one in handed_on)
+    return all(is_given_alone(file, one, scope) for one in handed_on)
 
 
 def is_read_last(file: File, use: ast.Name) -> bool:
