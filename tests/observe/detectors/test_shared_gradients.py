@@ -25,6 +25,7 @@ RIGHT = {
     "rows of the first": lambda gradients: [row.mul_(2) for row in gradients[0]],
     "the first alone": lambda gradients: gradients[0].mul_(2),
     "new tensors": lambda gradients: [g * 2 for g in gradients],
+    "numbers that only rounding changes again": lambda gradients: [g.div_(g.norm()) for g in gradients],
     "clones": lambda gradients: [g.clone().mul_(2) for g in gradients],
 }
 
@@ -88,6 +89,30 @@ def test_a_clip_of_gradients_that_were_set_is_told_where_it_clips(bound):
         nn.utils.clip_grad_norm_([a, b], bound)
 
     assert events(run) == ["SharedGradient"] * (bound < 1)
+
+
+def one_in_turns(gradients):
+    for _ in range(3):
+        gradients[0].mul_(0.5)
+
+
+def one_under_a_name(gradients):
+    first, _ = gradients
+    for factor in (2.0, 3.0):
+        first *= factor
+
+
+def one_that_is_filled(gradients):
+    for factor in (2.0, 3.0):
+        torch.mul(torch.ones(2, 2), factor, out=gradients[0])
+
+
+@pytest.mark.parametrize("write", [one_in_turns, one_under_a_name, one_that_is_filled])
+def test_one_gradient_that_is_written_several_times_is_no_finding(write):
+    with warnings.catch_warnings(), noclobber.watch(contents=True) as report:
+        warnings.simplefilter("error", noclobber.ClobberWarning)
+        write(of_sum(*leaves()))
+    assert report.findings == ()
 
 
 def test_each_call_is_looked_at_for_itself():

@@ -399,9 +399,17 @@ def _follows_step(file: File, write: WriteSyntax) -> bool:
     runs: list[tuple[ast.AST, str]] = [(write.statement, write.name.rpartition(".")[0] or write.name)]
     if isinstance(scope, FUNCTION) and not made and not file.loops(write.statement):
         calls_to = [called_by(file, one) for one in mentioned(file, scope.name)]
-        runs = [(one, dotted(owner(one))) for one in calls_to if one is not None]
+        runs = [(one, dotted(owner(one))) for one in calls_to if one is not None and _is_next(file, one)]
         runs = runs if len(runs) == len(calls_to) else []
     return bool(runs) and all(_is_given_to(_steps_above(file, one), of) for one, of in runs)
+
+
+def _is_next(file: File, call: ast.Call) -> bool:
+    """Whether a call is the statement below the step of an optimizer: no forward may have read the weights since."""
+    row = file.statement(call)
+    rows = file.block(row) if row is not None else []
+    at = rows.index(row) if row in rows else 0
+    return call_of(row) is call and at > 0 and bool(optimizer_of(rows[at - 1]))
 
 
 def _is_given_to(optimizers: list[ast.Call], of: str) -> bool:

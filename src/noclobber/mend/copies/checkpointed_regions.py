@@ -13,13 +13,15 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import Change
 from noclobber.mend.copies.own_copies import ELSEWHERE, OWN, copies_of
-from noclobber.mend.holders.holding import keeps_nothing, writes_through
+from noclobber.mend.holders.holding import is_new, keeps_nothing, writes_through
+from noclobber.mend.holders.placing import WITHOUT_NAMES
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.silent import Drift
 from noclobber.model.source import Span
 from noclobber.syntax.edits import append, insert, replace, with_argument
 from noclobber.syntax.names import (
+    Name,
     attributes,
     called,
     calls,
@@ -37,6 +39,7 @@ from noclobber.syntax.names import (
     only_target,
     reads,
     uses,
+    value_given,
     values,
 )
 from noclobber.syntax.tree import File, Function, functions, last_line, walk
@@ -198,13 +201,25 @@ def _given_clones(scene: Scene) -> Iterator[Change]:
 def _is_only_given(scene: Scene, file: File, given: ast.expr) -> bool:
     """Return True if only the writes that make a region drift, and the function that calls `checkpoint`, mention what
     it gives the region: the region reads it nowhere else."""
-    scope, around, rows = file.scope(given), file.class_of(given), [one.statement for one in scene.writes()]
-    if not _drifts_by(scene, file, dotted(given)) or any(file.class_of(one) is not around for one in rows):
+    scope, around, name = file.scope(given), file.class_of(given), dotted(given)
+    rows = [one.statement for one in scene.writes()]
+    if not _drifts_by(scene, file, name) or any(file.class_of(one) is not around for one in rows):
         return False
-    if isinstance(given, ast.Name):
-        return is_own(scope, given.id) and all(file.scope(one) is scope for one in rows)
-    read = (one for one in attributes(file.tree, last_name(given)) if not is_stored(file, one))
-    return all(file.scope(one) is scope or file.statement(one) in rows for one in read)
+    is_whole = scene.kind != "tensor" or all(dotted(one.target) == name for one in scene.writes())
+    if not is_whole or calls(file.tree, *WITHOUT_NAMES):
+        return False  # it may be a list, or be read without its name
+    by_name = isinstance(given, ast.Name)
+    held: list[Name] = [*uses(scope, name)] if by_name else [*attributes(file.tree, last_name(given))]
+    if by_name and not (is_own(scope, name) and all(file.scope(one) is scope for one in rows)):
+        return False
+    read = [one for one in held if one is not given and not is_stored(file, one) and file.statement(one) not in rows]
+    put = [value_given(file, one) for one in held if is_stored(file, one)] if scene.kind == "tensor" else []
+    if not by_name and not all(one is not None and is_new(file, one) for one in put):
+        return False  # others may hold it too
+    return all(
+        file.scope(one) is scope and (isinstance(file.above[one], ast.Call) or keeps_nothing(file, one, returned=False))
+        for one in read
+    )
 
 
 def _on_own_copies(scene: Scene) -> Iterator[Change]:

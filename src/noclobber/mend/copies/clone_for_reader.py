@@ -172,8 +172,9 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         return _of_factor(scene, file, save)
     if not isinstance(save, ast.expr):
         return None
-    if scene.unchecked == "ctx":
-        return _kept_by_ctx(file, save)
+    if scene.unchecked == "ctx":  # a clone in `forward` has no graph
+        is_plain = scene.is_constant or not any("create_graph" in one.text for one in scene.files())
+        return _kept_by_ctx(file, save) if is_plain else None
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
@@ -196,6 +197,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
 def _of_factor(scene: Scene, file: File, save: ast.AugAssign) -> Change | None:
     """`a[t] /= s[t].clone()`, where `s` is what is written, and `a` is not."""
     names = {one.name for one in scene.writes() if one.name and _is_known_at(one, file, save)}
+    names -= {*parameters(file.scope(save))}  # another call may give numbers
     if dotted(base_of(save.value)) not in names or dotted(base_of(save.target)) in names:
         return None
     title = f"let autograd keep a clone of `{file.source(save.value)}`"

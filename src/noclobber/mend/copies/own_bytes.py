@@ -37,11 +37,13 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     has_stars,
+    imported_from,
     indexes,
     is_plain_index,
     keyword,
     last_name,
     mentions,
+    names_stored,
     only_binding,
     owner,
     parameters,
@@ -55,6 +57,8 @@ from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Scope, ends, fu
 from noclobber.syntax.writes import WriteSyntax, base_of, is_number, writes
 
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
+_BEFORE_UNUSED = 6
+"""Positional arguments of `torch.autograd.grad` before `allow_unused` (torch 2.10 to 2.15)."""
 SHARES = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 """What gives a tensor on the memory of an array."""
 
@@ -102,7 +106,13 @@ def own_gradients(scene: Scene) -> Iterator[Change]:
     if place is None or not isinstance(call, ast.Call) or called(call) != "grad":
         return
     text = f"tuple(one.clone() for one in {place.file.source(call)})"
-    is_sound = keyword(call, "allow_unused") is None and not has_stars(call)
+    file = place.file
+    is_plain = dotted(call.func) in ("torch.autograd.grad", "autograd.grad") or "grad" in imported_from(
+        file, "torch.autograd"
+    )
+    bound = names_stored(file.tree) | {name for one in functions(file.tree) for name in parameters(one)}
+    is_sound = is_plain and "tuple" not in bound and len(call.args) <= _BEFORE_UNUSED
+    is_sound &= keyword(call, "allow_unused") is None and not has_stars(call)
     edit = replace(place.file, call, text)
     yield Change("give each gradient its own memory", (edit,), 1, Cure.OWN_ROWS, is_sound=is_sound)
 

@@ -32,6 +32,8 @@ _KEEPING = frozenset(
 )
 """Functions and methods that keep what they are given, or hand it out again."""
 
+WITHOUT_NAMES = ("buffers", "named_buffers", "state_dict", "getattr", "get_buffer")
+"""Calls that read a buffer without its name."""
 _WITHOUT = ("append", "appendleft", "clear", "extend", "insert", "keys", "pop", "popitem", "popleft")
 """Methods of containers that give no value which stays in the container."""
 

@@ -27,7 +27,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.making import is_item_of_new
-from noclobber.mend.holders.placing import is_just_made, may_be_kept, place_written
+from noclobber.mend.holders.placing import WITHOUT_NAMES, is_just_made, may_be_kept, place_written
 from noclobber.mend.holders.seen import are_over, holders_at, is_over, node_at
 from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.scene import Scene
@@ -446,11 +446,19 @@ def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Chan
         place = place_written(file, target, holders) if holders is not None and target is not None else None
         if place is None or holders is None or file.source(place) != name or not are_over(file, name, one, holders):
             return None
-        if any(isinstance(each, WITH) for each in file.around(one)):
+        if any(isinstance(each, WITH) for each in file.around(one)) or _may_be_read_again(file, place, one):
             return None
         if may_be_kept(file, place, one) and not (is_just_made(file, place, one) and _is_read_below(scene, file, one)):
             return None
     return _bound_anew(scene, file, rows, name)
+
+
+def _may_be_read_again(file: File, place: ast.expr, write: ast.stmt) -> bool:
+    """Return True if a function that `checkpoint` may run again reads an attribute: it would get the new tensor."""
+    if not isinstance(place, ast.Attribute) or not calls(file.tree, "checkpoint"):
+        return False
+    held = (one for one in attributes(file.tree, place.attr) if not is_stored(file, one))
+    return bool(calls(file.tree, *WITHOUT_NAMES)) or any(file.scope(one) is not file.scope(write) for one in held)
 
 
 def _is_read_below(scene: Scene, file: File, write: ast.stmt) -> bool:

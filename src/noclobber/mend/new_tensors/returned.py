@@ -100,8 +100,11 @@ def _is_read_last_of_ctx(scene: Scene, write: WriteSyntax) -> bool:
         return False
     if not isinstance(row, (ast.Assign, ast.Return)) or file.loops(row) or not scene.keeps_type(file):
         return False
-    is_last = all(starts(one) <= starts(write.call) for one in reads(write.name, file.scope(row), file))
-    return is_last and scene.lines_written(file) <= {*lines_in(row)}
+    scope, held = file.scope(row), list(reads(write.name, file.scope(row), file))
+    is_last = all(starts(one) <= starts(write.call) for one in held)
+    is_read = all(file.statement(one) is row or keeps_nothing(file, one, returned=False) for one in held)
+    is_whole = any(not isinstance(file.above[one], ast.Attribute) for one in uses_in(scope, "ctx"))
+    return is_last and is_read and not is_whole and scene.lines_written(file) <= {*lines_in(row)}
 
 
 def _bound(scene: Scene, write: WriteSyntax) -> Change | None:

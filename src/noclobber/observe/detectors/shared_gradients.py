@@ -19,15 +19,17 @@ from noclobber.observe.core.seen.records import Backward, Record, record
 from noclobber.observe.core.seen.sites import Place, place_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import Digest, fingerprint
+from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import Geometry, geometry, touch
-from noclobber.observe.witness.witness import Change, Witness, change
+from noclobber.observe.witness.witness import Witness
 
 _MOST = 64
 """Memories that are known at a time."""
 _SETTING = tuple(f"aten::_foreach_{name}_" for name in ("zero", "clamp_min", "clamp_max", "minimum", "maximum"))
 """Operators for lists of tensors that leave the same when they run twice."""
+_ROUNDING = 1e-4
 
 
 @dataclass(slots=True, eq=False)
@@ -88,15 +90,17 @@ class SharedGradients:
         if written.op in _SETTING:
             return None
         noted = record(written, tensor, key, place, self._context.thread)
-        return self._way.entry(
-            partial(self._wrote, shared, noted, shared.handed.digest_now(), clobbers.later_of(tensor))
-        )
+        now = shared.handed.now()
+        with modes.aside():
+            old = None if now is None or shared.handed.digest is None else now.clone()
+        return self._way.entry(partial(self._wrote, shared, noted, old, clobbers.later_of(tensor)))
 
-    def _wrote(self, shared: _Shared, noted: Record, before: Digest, described: Callable[[], Tensor]) -> None:
-        """Report a second write that has changed the bytes: not one by a factor of one."""
-        now = shared.handed.digest_now()
-        if before is not None and change(before, now, waits=True) is not Change.BYTES:
-            return
+    def _wrote(self, shared: _Shared, noted: Record, old: torch.Tensor | None, described: Callable[[], Tensor]) -> None:
+        """Report a second write that has changed the numbers by more than rounding: not one by a factor of one."""
+        now = shared.handed.now()
+        with modes.aside():
+            if now is None or (old is not None and torch.allclose(now, old, _ROUNDING, equal_nan=True)):
+                return
         if self._shared.get(noted.key) is shared:
             self._forget(noted.key)
             self._context.bus.notice(SharedGradient(clobbers.write_of(noted, described()), shared.read))

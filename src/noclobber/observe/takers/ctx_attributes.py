@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,7 +15,6 @@ from torch.autograd.graph import Node
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.operators import RANDOM_FILLS
 from noclobber.observe import policy
 from noclobber.observe.core import calls
 from noclobber.observe.core.boundary import Way
@@ -24,7 +24,6 @@ from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.handles import Handle, alias_of
 from noclobber.observe.core.seen.records import Record, reading
 from noclobber.observe.core.seen.sites import Place, caller
-from noclobber.observe.core.seen.written import SHIFTS
 from noclobber.observe.describe import clobbers, torch_messages
 from noclobber.observe.describe.clobbers import Later
 from noclobber.observe.torch_api.autograd import native_saves
@@ -47,7 +46,7 @@ class CtxSave(Handle):
     `identity` is the tensor's `id`. It helps to tell whether the ctx still holds the same object.
     """
 
-    __slots__ = ("applied", "connected", "ctx", "field", "identity", "in_graph", "name", "path")
+    __slots__ = ("alone", "applied", "computed", "connected", "ctx", "field", "identity", "in_graph", "name", "path")
     unchecked: Literal["", "hooks", "ctx", "policy"] = "ctx"
     follows = True
 
@@ -56,6 +55,10 @@ class CtxSave(Handle):
     name: str
     path: Path
     """The indexes or keys in lists, tuples and dicts. Empty where the attribute itself is the tensor."""
+    alone: bool
+    """True if nothing but the attribute held the tensor when forward had ended."""
+    computed: Place | None
+    """Where the last backward computed in its memory."""
     in_graph: bool
     """True if the tensor required a gradient when forward ended."""
     connected: native_saves.Save | None
@@ -111,10 +114,12 @@ class CtxSaves:
             return
         made = list[CtxSave]()
         for name, place in call.kept.items():
+            alone = _is_alone(_attributes(ctx), name)
             for path, tensor in _parts(_attributes(ctx).get(name)):
                 stash = self._stash(ctx, name, path, tensor, place)
                 if stash is not None:
                     stash.applied = made[0].applied if made else caller()
+                    stash.alone = alone
                     made.append(stash)
                     self._context.live.add(stash)
         if made:
@@ -130,6 +135,7 @@ class CtxSaves:
         digest = None if contents is None else contents.at_save(alias)
         stash = handles.made(CtxSave, alias, alias, ctx._sequence_nr(), place, digest)
         stash.ctx, stash.name, stash.path, stash.identity = ref(ctx), name, path, id(tensor)
+        stash.alone, stash.computed = False, None
         stash.field = f"ctx.{name}" + "".join(f"[{key!r}]" for key in path)
         stash.in_graph, stash.connected = tensor.requires_grad, None
         if self._context.keeping and tensor.requires_grad and torch_messages.made_by(tensor, ctx) is False:
@@ -207,33 +213,50 @@ class CtxSaves:
     def renew(self, ctx: Node, before: list[tuple[int, int]]) -> None:
         """Update the stashes after a backward. `before` is the `_state` of each when that backward began.
 
-        What the backward put into its own stash, or added to it, is meant for the next backward. Not so what it
-        computed in the memory of a stash: the same backward, run again, would begin from that. A stash that it dropped
-        is forgotten.
+        What the backward wrote into its own stash is meant for the next backward. A stash that it dropped is forgotten.
         """
         held = self._held.get(ctx, [])
         if len(before) == len(held):
             for stash, was in zip(held, before, strict=True):
-                if was != _state(stash) and not _computed_in(stash.writes[was[1] :]):
+                if was != _state(stash):
+                    self._note_computed(ctx, stash, stash.writes[was[1] :])
                     stash.version, stash.suspect = int(stash.alias._version), None
                     stash.digest = None if stash.digest is None else fingerprint(stash.alias)
         held[:] = [stash for stash in held if stash.tensor() is not None]
 
+    def _note_computed(self, ctx: Node, stash: CtxSave, writes: list[tuple[Record, int]]) -> None:
+        """Report a backward that computes in the memory of what forward computed for it, and does so again when it runs
+        again: it then begins from what it has left there. Nobody else holds that memory.
 
-def _computed_in(writes: list[tuple[Record, int]]) -> bool:
-    """Return True if the first of some writes leaves what depends on the bytes before it, and again when it runs
-    again."""
-    first = writes[0][0].written.op if writes else ""
-    return first.endswith("_") and first not in _KEPT_ON
+        Raises ClobberError where noclobber stops writes or preserves bytes.
+        """
+        ops = [noted.written.op for noted, _ in writes]
+        place = writes[0][0].place if stash.alone and ops and all(one in _COMPUTING for one in ops) else None
+        again, stash.computed = place is not None and place == stash.computed, place
+        if again:
+            clobber = clobbers.clobber_of(stash, ctx, reading(), self._context.memory)
+            policy.report(self._context, [replace(clobber, message=None)])
 
 
-_KEPT_ON = (
-    *SHIFTS,
-    *(f"aten::{name}" for name in RANDOM_FILLS),
-    *(f"aten::{name}_" for name in ("copy", "zero", "fill", "set", "clamp", "clamp_min", "clamp_max", "relu", "abs")),
-    *(f"aten::{name}_" for name in ("sign", "floor", "ceil", "round", "trunc", "nan_to_num", "masked_fill", "detach")),
+_COMPUTING = tuple(
+    f"aten::{name}_"
+    for name in ("mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square", "sin", "cos", "sigmoid")
 )
-"""Operators that fill a tensor, add to it, or leave the same when they run twice."""
+"""Operators that leave what depends on the numbers before, and again when they run again. Additions are state."""
+
+
+def _references(attributes: dict[str, object], name: str) -> int:
+    return sys.getrefcount(attributes.get(name))
+
+
+def _is_alone(attributes: dict[str, object], name: str) -> bool:
+    """Return True if an attribute alone holds a tensor, and that alone its memory."""
+    alone = _references(attributes, name) == _ALONE
+    return alone and isinstance(held := attributes.get(name), torch.Tensor) and storages.is_only_holder(held)
+
+
+_ALONE = _references({"x": torch.empty(0)}, "x")
+"""The references to a tensor that only an attribute holds, in this interpreter."""
 
 
 def _state(stash: CtxSave) -> tuple[int, int]:

@@ -44,6 +44,7 @@ from dataclasses import replace
 
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
 from noclobber.model.seen.silent import Event, GradientWrite, SharedGradient
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.causes import cause, overlapping
@@ -58,6 +59,9 @@ from noclobber.rules.shared.labels import (
     writer_in_words,
 )
 from noclobber.rules.shared.story import story
+from noclobber.syntax.names import names_in
+from noclobber.syntax.tree import COMPREHENSION, FOR, place_of
+from noclobber.syntax.writes import write_at
 
 _PASSED_ON = "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition"
 
@@ -69,7 +73,7 @@ def find(event: Event) -> Finding | None:
     if isinstance(event, GradientWrite):
         return _gradient(event)
     if isinstance(event, SharedGradient):
-        return _shared(event)
+        return _shared(event) if _is_for_each(event.write) else None
     if not isinstance(event, Clobber) or cause(event) != "backward":
         return None
     notes = ["the write ran in backward and changed no version that PyTorch compares, so PyTorch raises nothing"]
@@ -100,6 +104,18 @@ def _gradient(event: GradientWrite) -> Finding:
         ],
         helps=[Suggestion(words, cure=Cure.OUT_OF_PLACE), *helps],
     )
+
+
+def _is_for_each(write: Write) -> bool:
+    """Return True if a statement writes several gradients, as a loop over them does, and not one several times. A call
+    of a library, or an operator for lists, is given them all."""
+    place = place_of(write.site)
+    if place is None or write.op.startswith("aten::_foreach_") or (write.site is not None and write.site.inside):
+        return True
+    file, target = place.file, write_at(place).target
+    around = [one for one in file.around(place.node) if isinstance(one, (*FOR, *COMPREHENSION))]
+    turns = [one for each in around for one in (each.generators if isinstance(each, COMPREHENSION) else [each])]
+    return target is not None and any(names_in(target) & names_in(one.target) for one in turns)
 
 
 def _shared(event: SharedGradient) -> Finding:

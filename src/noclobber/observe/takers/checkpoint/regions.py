@@ -91,7 +91,7 @@ class CheckpointRegion:
         self.used: set[int] = set()
         """The storages of `outside` that the region has saves on. The others may not matter."""
         self.as_saved: set[int | None] = set()
-        """Those of these that were seen to hold in the second run what they held in forward."""
+        """Those of these all of whose bytes were seen to be in the second run what they were in forward."""
         self.count = 0
         """How many tensors forward saved."""
         self._of_last: list[RegionSave] = []
@@ -185,7 +185,7 @@ class CheckpointRegion:
         """
         if packed.digest is not None:
             is_other = change(packed.digest, self.digest(tensor), waits=True) is Change.BYTES
-            if packed.key in self.used and not is_other:
+            if packed.key in self.used and not is_other and _is_all(tensor):
                 self.as_saved.add(packed.key)
             return is_other
         current, key = tensor_state.version_of(tensor) or 0, storages.storage_key(tensor)
@@ -376,6 +376,11 @@ class CheckpointRegion:
     def must_raise(self) -> bool:
         """Return True if an error must be raised for what was reported: bytes had to be preserved, and are lost."""
         return self.told and (self.context.keeping or self.past is not None)
+
+
+def _is_all(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor shows each byte of its storage."""
+    return tensor.numel() * tensor.element_size() == storages.storage(tensor).nbytes()
 
 
 def _sources(place: Place | None) -> tuple[str, ...]:
