@@ -3599,6 +3599,99 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "what a ctx keeps, in which its backward computes, and which it reads by another name": """
+class Waves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.s, ctx.c = u.sin(), u.cos()
+        return ctx.s**2
+    @staticmethod
+    def backward(ctx, gradient):
+        s = ctx.s
+        slope = ctx.s.mul_(ctx.c)
+        return gradient * (slope + s)
+
+def run():
+    h = Waves.apply(x @ w)
+    h.sum().backward(retain_graph=True)
+    h.sum().backward()
+""",
+    "a list that a region gets, of which a part moves on": """
+from torch.utils.checkpoint import checkpoint
+
+def region(h, state):
+    return torch.sin(h + state[1])
+
+def run():
+    h, state = x @ w, [None, torch.ones(4, dtype=torch.float64)]
+    for _ in range(2):
+        h = checkpoint(region, h, state, use_reentrant=False)
+        state[1].mul_(0.5)
+    h.sum().backward()
+""",
+    "a buffer that a region gets, and reads without its name": """
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("by", torch.ones(4, dtype=torch.float64))
+    def inner(self, h, by):
+        return (h * by / getattr(self, "by").norm()).sin()
+    def forward(self, h):
+        y = checkpoint(self.inner, h, self.by, use_reentrant=False)
+        self.by += 1.0
+        return y
+net = Net()
+
+def run():
+    net(x @ w).sum().backward()
+""",
+    "weights that a method brings back after each step, and after a forward": """
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(w.detach().clone())
+    def project(self):
+        self.weight /= self.weight.norm(dim=1, keepdim=True)
+    def forward(self, h):
+        return h @ self.weight.t()
+rows = Rows()
+opt = torch.optim.SGD(rows.parameters(), 0.1)
+def run():
+    out = rows(rows(x))
+    for _ in range(2):
+        opt.zero_grad()
+        out.sum().backward()
+        opt.step()
+        out = rows(rows(x))
+        rows.project()
+""",
+    "gradients that share memory, some of which may be none": """
+def run():
+    a, b, c = (torch.ones(3, requires_grad=True) for _ in range(3))
+    gradients = torch.autograd.grad((a + b).square().sum(), (a, b, c), None, None, False, True, True)
+    for one in gradients[:2]:
+        one.mul_(0.5)
+    (x @ w).sum().backward()
+""",
+    "an input that a ctx keeps, with a penalty on the gradient": """
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        ctx.u = u
+        return u * u
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.u * gradient
+
+def run():
+    h = x @ w
+    out = Squared.apply(h).sum()
+    h.data.mul_(2)
+    (slope,) = torch.autograd.grad(out, h, create_graph=True)
+    (slope.square().sum() + (x @ w).sum()).backward()
+""",
     "a buffer that a region gets as an argument, and reads in another way as well": """
 from functools import partial
 from torch.utils.checkpoint import checkpoint

@@ -137,6 +137,26 @@ def test_a_write_of_the_same_numbers_is_not_to_blame():
     assert [is_marked(write.site, "written") for write in drift.writes] == [True]
 
 
+def test_rows_that_are_as_saved_say_nothing_about_the_others():
+    """The region saves the first row and only adds the second, which is written."""
+
+    def program():
+        table, other = torch.ones(2, 3), torch.zeros(3)
+
+        def region(t):
+            scale, bias = table
+            return (t * scale + bias).sin() + 0 * other
+
+        y = checkpoint(region, leaf(), use_reentrant=False)
+        other.add_(0.0)
+        table[1].sub_(0.5)  # written
+        y.sum().backward()
+
+    heard, _ = hear(program)
+    (drift,) = heard.events
+    assert [is_marked(write.site, "written") for write in drift.writes] == [True]
+
+
 @MODES
 def test_another_dropout_mask_is_a_drift_without_a_write(reentrant):
     def program():
