@@ -91,7 +91,8 @@ class Prover:
         codes = {one.code for one in findings if one.code == "NC208" and _place(one, "write") == place}
         # Saves that are preserved make right what an undeclared write does to saves, and not what reads it later.
         codes.add("NC201" if finding.code == "NC207" and isinstance(finding.event, Clobber) else finding.code)
-        codes |= {OWN} if finding.code == "NC204" and not any(one.in_forward for one in finding.writes) else set()
+        by_own = finding.code == "NC204" and finding.writes and not any(one.in_forward for one in finding.writes)
+        codes |= {OWN} if by_own else set()
         # A region that runs again after a step reads new weights, as any other backward that comes too late.
         codes |= {STEPPED} if finding.code == DRIFT and any(one.step for one in finding.writes) else set()
         refused = is_refused({finding.code})
