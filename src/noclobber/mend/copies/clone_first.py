@@ -92,6 +92,7 @@ def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     if write.base is None or name.startswith("self.") or ".grad" in file.source(found):
         return
     if not is_read_below(file, name, found):
+        yield from _whole_cloned(write)
         return
     yield from change(title, [cloned_before(file, found, name)], 1)
     if scene.is_expanded:
@@ -100,6 +101,17 @@ def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     if isinstance(scope, FUNCTION) and root is not None and dotted(root).split(".")[0] in parameters(scope):
         title = f"write into a clone of `{dotted(root)}`"
         yield Change(title, (append(file, root, ".clone()"),), 1)
+
+
+def _whole_cloned(write: WriteSyntax) -> Iterator[Change]:
+    """`x = x.clone()` before `t = x[:, 0]`, where what is read below the write to the view `t` is `x`."""
+    file, scope = write.file, write.file.scope(write.statement)
+    bound = uses(scope, write.name, ast.Store)
+    row = file.statement(bound[0]) if bound else None
+    whole = base_of(definition(file, write.base, write.statement))
+    if isinstance(whole, ast.Name) and row is not None and is_read_below(file, whole.id, write.statement):
+        title = f"take the views of a clone of `{whole.id}`, so that the gradient flows through"
+        yield from change(title, [cloned_before(file, row, whole.id)], 1)
 
 
 def _of_own_view(write: WriteSyntax) -> Edit | None:
