@@ -3675,6 +3675,32 @@ def run():
         one.mul_(0.5)
     (x @ w).sum().backward()
 """,
+    "gradients that share memory, in a function with a tuple of its own": """
+def scaled(loss, a, b, tuple):
+    gradients = torch.autograd.grad(loss, (a, b))
+    for one in gradients:
+        one.mul_(tuple[0])
+    return gradients
+
+def run():
+    a, b = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    scaled((a + b).square().sum(), a, b, (0.5, 2))
+    (x @ w).sum().backward()
+""",
+    "factors of a write to a view, which another call gives as numbers": """
+def scan(rows, scale):
+    for t in range(3):
+        rows[t] = x[t].square()
+        if isinstance(scale, torch.Tensor):
+            scale[t] = rows[t].sum()
+        rows[t] /= scale[t]
+    return rows
+
+def run():
+    total = scan(torch.zeros(3, 4, dtype=torch.float64), torch.ones(3, dtype=torch.float64)).sum()
+    total = total + scan(torch.zeros(3, 4, dtype=torch.float64), [1.0, 2.0, 3.0]).sum()
+    (total + (x @ w).sum()).backward()
+""",
     "an input that a ctx keeps, with a penalty on the gradient": """
 class Squared(torch.autograd.Function):
     @staticmethod
