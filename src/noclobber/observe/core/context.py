@@ -6,27 +6,24 @@ Dispatch keys, hooks and patches belong to a process or a thread in PyTorch, nev
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
 from noclobber.model.forks import lock
+from noclobber.model.source import Site
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.bus import Bus, Listener
 from noclobber.observe.core.calls import ALWAYS, BackwardCalls, CustomBackwards, CustomForwards
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import Memory
-from noclobber.observe.core.seen.records import Record
+from noclobber.observe.core.seen.hot_path import HotPath
+from noclobber.observe.core.seen.records import Backward, Record
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api.autograd import hook_stack
 from noclobber.observe.witness.digests import Contents, Digest
-
-if TYPE_CHECKING:
-    from noclobber.observe.detectors.untracked_writes import UntrackedWrites
-    from noclobber.observe.memory.allocations import Allocations
-    from noclobber.observe.memory.saved_bytes import SavedBytes
-    from noclobber.observe.native.bridge import Bridge
 
 State = TypeVar("State")
 IN_GRAPH = 0
@@ -36,6 +33,67 @@ After = Callable[[], object]
 Look = Callable[[Written, torch.Tensor, int, FrameType], After | None]
 """Called before every write: with what is written, the key of its storage, and the frame that the write comes from.
 Returns what to call after it, None for nothing."""
+
+
+class UnseenWrites(Protocol):
+    """The watcher of writes that autograd cannot see (untracked_writes.py)."""
+
+    def taken_out(self, tensor: torch.Tensor, key: int, how: Literal["data", "detached"]) -> None:
+        """Called when the program takes an alias outside of the graph, by `.data` or `.detach()`, of a tensor that
+        requires grad, on the storage with this key."""
+
+    def before(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> tuple[After, bool] | None:
+        """Called before a write under `no_grad`, and before one to an attended storage.
+
+        Returns what to call after the write, and True if it goes to a computed tensor and not to a leaf; None where
+        there is nothing to do.
+        """
+
+    def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Called before a tensor gets the data of another (`tensor.data = value`)."""
+
+    def handed_out(self, tensor: torch.Tensor, key: int, by: str, frame: FrameType) -> None:
+        """Called after code outside of torch got the memory of a tensor, by a call such as `numpy()`."""
+
+    def saved(self, alias: torch.Tensor, key: int, site: Site | None) -> None:
+        """Called after a save of memory that code outside of torch once got."""
+
+
+class Account(Protocol):
+    """What counts the bytes that saves keep (memory/saved_bytes.py)."""
+
+    def saved(self, handle: Handle, frame: FrameType) -> None:
+        """Called after each save, with the frame that made it."""
+
+    def begins(self, call: Backward) -> None:
+        """Called when a backward call begins."""
+
+
+class Operators(Protocol):
+    """What is told of every operator (memory/allocations.py)."""
+
+    def before(self, context: Context, func: Any, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Called before an operator runs, with the innermost frame of Python that asked for it."""
+
+    def after(
+        self,
+        context: Context,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+        frame: FrameType,
+    ) -> None:
+        """Called with what the operator returned."""
+
+    def enter(self, context: Context) -> AbstractContextManager[object]:
+        """Begin to follow the operators of the calling thread, for all who follow them, and return what ends that."""
+
+    def handed(self, key: int) -> None:
+        """Called when code outside of torch gets the memory of a storage."""
+
+    def unseen(self) -> list[str]:
+        """Return in words what was not followed, or not as it is without noclobber."""
 
 
 class Subscriber(Listener, Protocol):
@@ -51,11 +109,11 @@ class Subscriber(Listener, Protocol):
     """Whether threads that ran before are watched too, from their first backward call on."""
 
     @property
-    def account(self) -> SavedBytes | None:
+    def account(self) -> Account | None:
         """What counts the bytes of saves for this listener, if it asks for that."""
 
     @property
-    def allocations(self) -> Allocations | None:
+    def allocations(self) -> Operators | None:
         """What follows every operator for this listener, if it asks for that."""
 
     @property
@@ -90,7 +148,7 @@ class Parts(NamedTuple):
     """Called when an operator that writes has raised."""
     overlaps: Callable[[Context, Written, tuple[object, ...], dict[str, object]], After | None]
     """Called before an operator, where bytes are preserved: it may save what it overwrites through another argument."""
-    untracked: Callable[[Context], UntrackedWrites]
+    untracked: Callable[[Context], UnseenWrites]
     """Makes the watcher of writes that autograd cannot see."""
     subscribe: Callable[[Subscriber], object]
     """Begins to watch for a listener, which says how much it needs; `unsubscribe` ends that."""
@@ -112,9 +170,9 @@ class Context:
         self.takers: list[tuple[Collection[object], Callable[[Handle, torch.Tensor], object]]] = []
         """Those to call after each save, in this order, each with what must not be empty for it to be called. It is
         always the same object, so callers may keep it."""
-        self.accounts: list[SavedBytes] = []
+        self.accounts: list[Account] = []
         """Those that count the bytes of saves; empty most of the time."""
-        self.allocations: list[Allocations] = []
+        self.allocations: list[Operators] = []
         """Those that follow every operator; empty most of the time."""
         self.everywhere = False
         """True where threads that ran before watching began are watched from their first backward call on."""
@@ -135,7 +193,7 @@ class Context:
         self.python_in_backward = False
         """True where hooks may run in backward. Otherwise the engine's own writes, which reach only gradients, are not
         logged."""
-        self.native: Bridge | None = None
+        self.native: HotPath | None = None
         """The native part while it takes writes and saves; else None."""
         self.memory = Memory()
         self.live = self.memory.live
@@ -160,7 +218,7 @@ class Context:
         return cast(State, self._states[kind])
 
     @property
-    def untracked(self) -> UntrackedWrites:
+    def untracked(self) -> UnseenWrites:
         return self.state(self.parts.untracked)
 
     def take_saves(

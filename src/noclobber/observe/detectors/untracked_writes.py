@@ -232,8 +232,6 @@ class UntrackedWrites:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def taken_out(self, tensor: torch.Tensor, key: int, how: Alias) -> None:
-        """Note that the program takes an alias outside of the graph of a tensor that requires grad, on the storage with
-        this key."""
         whole = tensor_state.whole(tensor)
         if self._is_given(key) or (target := _target(whole)) is None:
             return
@@ -340,8 +338,7 @@ class UntrackedWrites:
         return after
 
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Record `tensor.data = value` before it happens. It cuts `value` off its own graph, and `tensor` may be a
-        computed tensor."""
+        """Record `tensor.data = value`. It cuts `value` off its own graph, and `tensor` may be a computed tensor."""
         if (target := _target(tensor)) is None:
             return
         if target.identity:

@@ -127,7 +127,6 @@ class Allocations:
             self.live.append(0)
 
     def handed(self, key: int) -> None:
-        """Note that code outside of torch gets the memory of a storage."""
         with self._lock:
             if (known := self._storages.get(key)) is not None:
                 known.handed = True
@@ -135,7 +134,7 @@ class Allocations:
     # -- one operator ------------------------------------------------------------------------------------------------
 
     def before(self, context: Context, func: OpOverload[..., object], args: tuple[Any, ...], frame: FrameType) -> None:
-        """Note a call that will write in place, before it does. `frame` is the innermost that asked for it."""
+        """Note a call that will write in place, before it does."""
         if self.full or not args or not _writes_first(func) or not _is_plain(args[0]):
             return
         tensor, key = args[0], storages.storage_key(args[0])
@@ -186,13 +185,12 @@ class Allocations:
             self.full = len(self.live) > MOST_EVENTS
 
     def enter(self, context: Context) -> OperatorMode:
-        """Put a mode on this thread's mode stack, for all who follow operators, and return it. Its exit ends that."""
+        """Put a mode on this thread's mode stack, for all who follow operators, and return it."""
         compile_guard.never_compile(OperatorMode.__torch_dispatch__)
         mode: Any = OperatorMode(context.core, partial(_before, context))
         return cast(OperatorMode, mode.__enter__())
 
     def unseen(self) -> list[str]:
-        """Return in words what was not followed, or not as it is without noclobber."""
         words = [f"operators after the first {MOST_EVENTS:,} storages made and freed"] if self.full else []
         return words + ["compiled functions in their compiled form: here they run uncompiled"] * self.uncompiled
 

@@ -123,7 +123,7 @@ PyObject *show_fingerprint(PyObject *, PyObject *tensor) {
 }
 
 // Returns what is known of a tensor that is being saved under other hooks than noclobber's (`SaveElsewhere` of
-// bridge.py). None if it is for Python.
+// core/seen/hot_path.py). None if it is for Python.
 PyObject *show_save(PyObject *, PyObject *const *arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   const at::Tensor &tensor = THPVariable_Unpack(arguments[0]);
@@ -159,7 +159,7 @@ PyObject *show_storage_ref(PyObject *, PyObject *shown) {
 }
 
 // Returns what is known of the tensors in the graph among what a custom Function is given, as `given` of
-// bridge.py. None if it is for Python.
+// core/seen/hot_path.py. None if it is for Python.
 PyObject *show_given(PyObject *, PyObject *arguments) {
   HANDLE_TH_ERRORS
   auto inputs = owned(PyList_New(0));

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.forks import lock
+from noclobber.model.seen.events import Tensor, Write
 from noclobber.model.seen.live_saves import EVERYWHERE, LiveSaves
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
-from noclobber.observe.core.seen.records import Record, Stepped, looked_at, moment
+from noclobber.observe.core.seen.hot_path import HotPath
+from noclobber.observe.core.seen.records import Backward, Record, Stepped, looked_at, moment
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.core.seen.thread_state import Thread
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import span_of
 from noclobber.observe.witness.witness import Witness
-
-if TYPE_CHECKING:
-    from noclobber.observe.detectors.foreign_memory.exported_saves import ExportedSaves
-    from noclobber.observe.native.bridge import Bridge
 
 RECENT = 8192
 """Writes that are kept, needed or not, before those that no finding can need are dropped."""
@@ -32,6 +31,19 @@ MOST_LOOKS = 16
 """How often a line that writes to tensors in the graph is asked whether it meets a live save."""
 _MOST_VIEWS = 256
 """Storages of views that custom Functions returned: more are not remembered at a time."""
+
+
+class ForeignWriters(Protocol):
+    """What watches saves whose memory foreign code may hold (exported_saves.py)."""
+
+    @property
+    def handed(self) -> Mapping[int, object]:
+        """The storages that foreign code may hold, by key; the same object for good, and empty most of the time."""
+
+    def writes(
+        self, handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, *, explained: bool
+    ) -> tuple[Write, ...]:
+        """Return the writes that changed the bytes of a save that is being read."""
 
 
 class Memory:
@@ -47,7 +59,7 @@ class Memory:
         """Steps of optimizers that are not in `logged` yet."""
         self.several: deque[tuple[int, str, Place | None]] = deque(maxlen=RECENT)
         """The operators that returned several views: the number of the node, the name, the place."""
-        self.native: Bridge | None = None
+        self.native: HotPath | None = None
         """The native part while it takes writes and saves; else None."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
@@ -63,7 +75,7 @@ class Memory:
         self.looks: dict[tuple[int, int], int] = {}
         """How often a line that writes to tensors in the graph is still asked whether it meets a live save, by the id
         of its code and the instruction. It is always the same object, so callers may keep it."""
-        self.foreign_writers: ExportedSaves | None = None
+        self.foreign_writers: ForeignWriters | None = None
         """What watches saves whose memory foreign code may hold; None if contents are not watched."""
         self.began: int | None = 0
         """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""

@@ -42,7 +42,6 @@ class ExportedSaves:
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
         self.handed: dict[int, list[Handout]] = {}
-        """Empty most of the time. It is always the same object, so callers may keep it."""
         self.monitor = ByteMonitor(self.is_out)
         self.lines = line_tracer.Lines(self._passed, self._failed)
         for callback in self.lines.callbacks():

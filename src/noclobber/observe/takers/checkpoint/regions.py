@@ -24,10 +24,10 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import reads
+from noclobber.observe.core.seen.hot_path import SaveElsewhere
 from noclobber.observe.core.seen.records import Backward, moment, reading, second_runs
 from noclobber.observe.core.seen.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, refusals, write_history
-from noclobber.observe.native.bridge import SaveElsewhere
 from noclobber.observe.takers.checkpoint import forward_bytes
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
