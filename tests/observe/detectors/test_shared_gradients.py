@@ -1,5 +1,6 @@
 """Gradients that `torch.autograd.grad` returns in one memory: what PyTorch does, and writes that meet it twice."""
 
+import threading
 import warnings
 import weakref
 
@@ -113,6 +114,27 @@ def test_one_gradient_that_is_written_several_times_is_no_finding(write):
         warnings.simplefilter("error", noclobber.ClobberWarning)
         write(of_sum(*leaves()))
     assert report.findings == ()
+
+
+def test_each_thread_has_its_own():
+    def run():
+        found = []
+
+        def work(scaled):
+            for _ in range(50):
+                gradients = of_sum(*leaves())
+                for one in gradients if scaled else ():
+                    one.mul_(0.5)
+                found.append(gradients[0])
+
+        threads = [threading.Thread(target=work, args=(at == 0,)) for at in range(3)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert len(found) == 150
+
+    assert set(events(run)) == {"SharedGradient"}
 
 
 def test_each_call_is_looked_at_for_itself():

@@ -102,18 +102,16 @@ def own_gradients(scene: Scene) -> Iterator[Change]:
     """`tuple(one.clone() for one in torch.autograd.grad(...))`, where some of these share memory. Sound where each
     gradient is there: nothing but the writes can tell."""
     place = scene.place("create") if isinstance(scene.finding.event, SharedGradient) else None
-    call = place.node if place is not None else None
-    if place is None or not isinstance(call, ast.Call) or called(call) != "grad":
+    if place is None or not isinstance(call := place.node, ast.Call) or called(call) != "grad":
         return
-    text = f"tuple(one.clone() for one in {place.file.source(call)})"
     file = place.file
-    is_plain = dotted(call.func) in ("torch.autograd.grad", "autograd.grad") or "grad" in imported_from(
+    is_of_torch = dotted(owner(call)) in ("torch.autograd", "autograd") or "grad" in imported_from(
         file, "torch.autograd"
     )
     bound = names_stored(file.tree) | {name for one in functions(file.tree) for name in parameters(one)}
-    is_sound = is_plain and "tuple" not in bound and len(call.args) <= _BEFORE_UNUSED
-    is_sound &= keyword(call, "allow_unused") is None and not has_stars(call)
-    edit = replace(place.file, call, text)
+    may_be_none = len(call.args) > _BEFORE_UNUSED or keyword(call, "allow_unused") is not None or has_stars(call)
+    edit = replace(file, call, f"tuple(one.clone() for one in {file.source(call)})")
+    is_sound = is_of_torch and "tuple" not in bound and not may_be_none
     yield Change("give each gradient its own memory", (edit,), 1, Cure.OWN_ROWS, is_sound=is_sound)
 
 

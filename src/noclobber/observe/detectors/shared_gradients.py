@@ -68,15 +68,16 @@ class SharedGradients:
                 self._expect(key, some[0], clobbers.read_of(call))
 
     def _expect(self, key: int, tensor: torch.Tensor, read: Read) -> None:
-        for gone in [one for one, shared in self._shared.items() if shared.handed.storage.expired()]:
-            self._forget(gone)
+        for one, shared in list(self._shared.items()):  # other threads change it too
+            if shared.handed.storage.expired():
+                self._forget(one)
         if key not in self._shared and len(self._shared) < _MOST:
             self._shared[key] = _Shared(Witness(key, tensor, fingerprint(tensor), geometry(tensor)), read)
             self._context.attend(self._looking, [key])
 
     def _forget(self, key: int) -> None:
-        del self._shared[key]
-        self._context.ignore(self._looking, [key])
+        if self._shared.pop(key, None) is not None:
+            self._context.ignore(self._looking, [key])
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> After | None:
         shared = self._shared.get(key)

@@ -255,8 +255,8 @@ def _is_alone(attributes: dict[str, object], name: str) -> bool:
     return alone and isinstance(held := attributes.get(name), torch.Tensor) and storages.is_only_holder(held)
 
 
-_ALONE = _references({"x": torch.empty(0)}, "x")
-"""The references to a tensor that only an attribute holds, in this interpreter."""
+_ALONE = _references({"x": object()}, "x")
+"""The references to what only an attribute holds, in this interpreter."""
 
 
 def _state(stash: CtxSave) -> tuple[int, int]:
