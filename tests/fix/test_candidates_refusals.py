@@ -95,7 +95,15 @@ def test_a_loop_over_the_rows_of_a_tensor_writes_them_by_index() -> None:
 def test_views_are_taken_one_at_a_time() -> None:
     assert changes("NC303", "a, b = x.unbind(0)\na.mul_(2)\n", write="a.mul_(2)")[0] == "a, b = x[0], x[1]"
     found = changes("NC303", "a, b = torch.unbind(x, dim=1)\na.mul_(2)\n", write="a.mul_(2)")
-    assert found[0] == "a, b = x.select(1, 0), x.select(1, 1)"
+    assert found[0] == "a, b = x[:, 0], x[:, 1]"
+    found = changes("NC303", "a, b = x.unbind(0)\nfor one in (a, b):\n    one.mul_(2)\n", write="one.mul_(2)")
+    assert found[0] == "a, b = x[0], x[1]"
+    found = changes("NC303", "for one in x.unbind(1):\n    one *= 2\n", write="one *= 2")
+    assert found[0] == "for i in range(x.size(1)):\nx[:, i] *= 2"
+    found = changes("NC303", "parts = x.unbind(-1)\nfor one in parts:\n    one *= 2\n", write="one *= 2")
+    assert found[0] == "for i in range(x.size(-1)):\nx[..., i] *= 2"
+    bound = "parts = x.unbind(1)\nx = y\nfor one in parts:\n    one *= 2\n"
+    assert not any("range" in one for one in changes("NC303", bound, write="one *= 2"))
 
 
 def test_a_part_is_not_written_out_of_place_where_the_whole_is_read_later() -> None:

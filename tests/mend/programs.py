@@ -1318,6 +1318,32 @@ def run():
     h[h < 0] = 0
     h.sum().backward()
 """,
+    "codes that each turn makes of the last ones, and looks up": """
+def run():
+    code, total = torch.arange(12).reshape(3, 4) % 4, 0.0
+    for turn in range(3):
+        if turn > 0:
+            code = code[:, :-1]
+            code.mul_(3).add_(1)
+            code.remainder_(4)
+        total = total + F.embedding(code, w).sum(1) * x
+    total.square().sum().backward()
+""",
+    "halves that lift each other, level by level": """
+def lifted(h):
+    even, odd = h[:, ::2], h[:, 1::2]
+    size = even.shape[1]
+    odd -= even @ w[:size, :size]
+    even += odd @ w[-size:, -size:]
+    return even, odd
+
+def run():
+    h, parts = x @ w, []
+    for _ in range(2):
+        h, part = lifted(h)
+        parts.append(part.square().sum())
+    (h.square().sum() + sum(parts)).backward()
+""",
     "written twice": """
 def run():
     h = torch.tanh(x @ w)
@@ -2907,6 +2933,51 @@ def run():
     x.grad, w.grad = gradients[0], torch.cat([gradients[1], torch.zeros(1, 4, dtype=torch.float64)])
 """,
         lambda x, w: [x + w[:3], torch.cat([x + w[:3], torch.zeros(1, 4, dtype=torch.float64)])],
+    ),
+    "a position that a region reads by a method, which another one sets back": (
+        """
+from torch.utils.checkpoint import checkpoint
+
+class Stream(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("offset", torch.zeros(4, dtype=torch.float64))
+    def reset(self):
+        self.offset.zero_()
+    def shifted(self, h):
+        return torch.sin(h + self.offset)
+    def forward(self, h):
+        h = checkpoint(self.shifted, h, use_reentrant=False)
+        self.offset += 1
+        return h
+stream = Stream()
+
+def run():
+    stream.reset()
+    (stream(x @ w) * stream(w[:3])).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(((x @ w).sin() * (w[:3] + 1).sin()).sum(), [x, w]),
+    ),
+    "what a forward fills and keeps on its ctx, before it writes elsewhere": (
+        """
+pool = {"cos": torch.empty(3, 4, dtype=torch.float64)}
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u):
+        phase = u * 2
+        slope = pool["cos"]
+        torch.cos(phase, out=slope)
+        ctx.slope = slope
+        return phase.sin_()
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.slope * 2
+
+def run():
+    Sine.apply(Sine.apply(x @ w)).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(((x @ w * 2).sin() * 2).sin().sum(), [x, w]),
     ),
     "what a ctx keeps, in which its backward computes, and which runs again": (
         """
@@ -4852,6 +4923,41 @@ def run():
     loss = out.square().sum()
     hard(out)
     (loss * net.last.detach().sum()).backward()
+""",
+    "a state that the function of the backward has by another name": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(w.detach().clone())
+        self.state = x.detach()
+    def loss(self):
+        self.state = torch.tanh(self.state @ self.weight)
+        return self.state.square().sum()
+
+class Trainer:
+    def __init__(self, model):
+        self.model, self.opt = model, torch.optim.SGD(model.parameters(), lr=0.1)
+    def fit(self):
+        loss = self.model.loss()
+        self.opt.zero_grad()
+        loss.backward(retain_graph=True)
+        self.opt.step()
+
+def run():
+    model = Net()
+    trainer = Trainer(model)
+    for _ in range(3):
+        trainer.fit()
+    x.grad, w.grad = model.state.detach(), model.weight.grad
+""",
+    "parts that a name has, of a tensor that is bound anew": """
+def run():
+    h = x @ w
+    parts = h.unbind(1)
+    h = h * 2
+    for one in parts:
+        one *= 2
+    h.sum().backward()
 """,
     "a mask that a ctx keeps, where another call may give none": """
 class Masked(torch.autograd.Function):

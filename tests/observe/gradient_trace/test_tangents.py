@@ -36,6 +36,8 @@ SAME = {
                                     "h = w * x\nh = torch.cat([h[:1], h[:-1]])\nloss = h.exp().sum()"),
     "what is made for inference": ("with torch.inference_mode():\n    h = w * 2\nloss = (h * x).sum()",
                                    "h = (w * 2).detach()\nloss = (h * x).sum()"),
+    "values that are set through `.data`": ("w.data.view(-1)[2:5] = 7\nw += x\nloss = w.exp().sum()",
+                                           "w.data.view(-1)[2:5] = 7\nloss = (w + x).exp().sum()"),
     "what is detached": ("h = w.detach() * x\nloss = (h * w.data).sum()",
                          "h = w.detach() * x\nloss = (h * w.detach()).sum()"),
     "what is computed without gradients": ("with torch.no_grad():\n    t = w * x\nw[0] = 0.0\nloss = (w * t).sum()",

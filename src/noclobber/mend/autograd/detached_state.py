@@ -103,6 +103,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if any(_is_kept_term(file, read.row, name) for one in carried for name in (one.name, one.variable) if name):
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
+    is_known &= all(_spelled(file, read, one.name) == one.name for one in carried)
     is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in carried)
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in carried]
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in carried))
@@ -246,7 +247,7 @@ def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> st
         name, kind = state.variable, "name"
     elif kind == "name" and (site is None or site.code.co_name not in [one.code.co_name for one in state.scopes]):
         return ""
-    if re.split(r"\W", name)[0] not in names_used(file.scope(read.row)):
+    if not (name := _spelled(file, read, name)):
         return ""
     whole = name.rpartition("[")[0]
     forms = {
@@ -255,6 +256,16 @@ def _detaching(file: File, read: Place, site: Site | None, state: Carried) -> st
         "dict": f"{whole}.update({{key: one.detach() for key, one in {whole}.items()}})",
     }
     return forms.get(state.whole, "") if kind in ("item", "tuple") else f"{name} = {name}.detach()"
+
+
+def _spelled(file: File, read: Place, name: str) -> str:
+    """What the function of a backward has for a name: `self.net.state` for the `net.state` of its caller, if it has one
+    `self.net`; empty if it has nothing for it."""
+    scope, root = file.scope(read.row), re.split(r"\W", name)[0]
+    if root in names_in(scope):
+        return name
+    held = {dotted(one) for one in walk(scope, ast.Attribute) if one.attr == root} - {""}
+    return f"{held.pop()}{name.removeprefix(root)}" if len(held) == 1 else ""
 
 
 def _handed_over(scene: Scene) -> Iterator[Change]:

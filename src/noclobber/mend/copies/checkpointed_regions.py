@@ -15,6 +15,7 @@ from noclobber.mend.change import Change
 from noclobber.mend.copies.own_copies import ELSEWHERE, OWN, copies_of
 from noclobber.mend.holders.holding import is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.placing import WITHOUT_NAMES
+from noclobber.mend.new_tensors.view_writes import is_written_alone
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.silent import Drift
@@ -145,12 +146,13 @@ def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
 
 def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str) -> bool:
     """Return True if a region that is given a copy reads in both runs what it read in the first: nothing but the region
-    and the statements that write mention the name, these stand elsewhere, and no plain value has changed as well."""
+    reads the name, what writes it stands elsewhere, and no plain value has changed as well."""
     writes = scene.writes()
     if not _drifts_by(scene, file, name) or any(region in file.around(one.statement) for one in writes):
         return False
     places, short = {region, *(one.statement for one in writes)}, name.rpartition(".")[2]
-    return all(places & set(file.around(one)) for one in mentioned(file, short))
+    others = (one for one in mentioned(file, short) if not places & set(file.around(one)))
+    return all(is_stored(file, one) or is_written_alone(file, one) for one in others)
 
 
 def _drifts_by(scene: Scene, file: File, name: str) -> bool:

@@ -26,7 +26,7 @@ from functools import partial
 from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.copies.own_bytes import SHARES
 from noclobber.mend.holders.giving import asking, given_for
-from noclobber.mend.holders.holding import aliases, is_new, keeps_nothing, writes_through
+from noclobber.mend.holders.holding import aliases, is_new, keeps_nothing, may_get_another, writes_through
 from noclobber.mend.holders.making import (
     FUNCTIONS,
     MODULES,
@@ -38,9 +38,10 @@ from noclobber.mend.holders.making import (
     module_writes,
     passes_on,
 )
-from noclobber.mend.holders.seen import is_in_comprehension
+from noclobber.mend.holders.seen import holders_at, is_in_comprehension
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
+from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import without_indexes
 from noclobber.model.seen.operators import NODES, SPLITS
 from noclobber.model.units import listed
@@ -163,9 +164,11 @@ def _is_target(place: Place) -> bool:
 
 def _sound(scene: Scene, node: str, field: str) -> Change | None:
     """The clone where the source is one operator whose operands, or whose result, the node is known to keep."""
-    place = scene.place("save")
-    if not scene.is_clobber or scene.code == "NC105" or place is None or _is_meant(scene):
+    place, event = scene.place("save"), scene.finding.event
+    if not isinstance(event, Clobber) or scene.code == "NC105" or place is None or _is_meant(scene):
         return None
+    if scene.steps() and any(one.is_renewed for one in event.carried):
+        return None  # each backward would run through the graphs of all turns before
     if _carries_on(scene, place.file):
         return None
     file, save = place.file, place.node
@@ -175,7 +178,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         return None
     if scene.unchecked == "ctx":  # a clone in `forward` has no graph
         is_plain = scene.is_constant or not any(map(differentiates, scene.files()))
-        return _kept_by_ctx(file, save) if is_plain else None
+        return _kept_by_ctx(scene, file, save) if is_plain else None
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))
     if None in operands:
@@ -233,9 +236,9 @@ def _of_a_clone(file: File, split: ast.Assign) -> Change | None:
     return Change(title, (append(file, of, ".clone()"),), 2, Cure.CLONE_FOR_READER, is_sound=True)
 
 
-def _kept_by_ctx(file: File, kept: ast.expr) -> Change | None:
-    """`ctx.mask = mask.clone()`, of what a `forward` is given or has computed, and writes nothing after that; and the
-    class only reads it."""
+def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
+    """`ctx.mask = mask.clone()`, of what a `forward` is given, or has computed or filled, and does not write again; and
+    the class only reads it."""
     value, scope, around = value_given(file, kept), file.scope(kept), file.class_of(kept)
     row, name = file.statement(kept), last_name(value)
     if not isinstance(kept, ast.Attribute) or not isinstance(value, ast.Name) or around is None:
@@ -248,14 +251,26 @@ def _kept_by_ctx(file: File, kept: ast.expr) -> Change | None:
         return None  # another call may give none
     below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
     called_below = [one for one in below if isinstance(one, ast.Call)]
-    is_over = all(is_function(one) or is_method(one) or dotted(owner(one)) == "ctx" for one in called_below)
+    is_over = all(
+        is_function(one) or is_method(one) or dotted(owner(one)) == "ctx" or _writes_what_is_new(file, one)
+        for one in called_below
+    )
     if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
         return None
     if not all(_is_only_read(file, one) for one in attributes(around, kept.attr) if one is not kept):
         return None
-    if name not in parameters(scope) and (last_name(owner(made)) not in NAMESPACES or called(made) not in FUNCTIONS):
+    filled = [one.name for one in scene.writes() if one.file.scope(one.statement) is scope]
+    is_computed = last_name(owner(made)) in NAMESPACES and called(made) in FUNCTIONS
+    if name not in (*parameters(scope), *filled) and not is_computed:
         return None
     return Change(f"keep a clone of `{name}`", (append(file, value, ".clone()"),), 2, is_sound=True)
+
+
+def _writes_what_is_new(file: File, call: ast.Call) -> bool:
+    """`phase.sin_()`, of a variable that is bound once, to a new tensor."""
+    of = owner(call)
+    bound = only_binding(file, file.scope(call), of.id) if isinstance(of, ast.Name) else None
+    return writes(call) and bound is not None and is_new(file, bound.value)
 
 
 def _is_only_read(file: File, kept: ast.Attribute) -> bool:
@@ -300,7 +315,8 @@ def _is_meant(scene: Scene) -> bool:
     """Return True if the write may be meant as a part of the function, or may be a mistake that other code also sees.
 
     So it may where a value is given through `.data` or `.detach()` to what is in the graph, and where a tensor is added
-    to more than once, as when two modules are handed the same one: then no source tells what is right.
+    to more than once, as when two modules are handed the same one: then no source tells what is right. Unless a
+    function writes, by a variable, what it has made itself, or was given by a caller that reads it no more.
     """
     finding = scene.finding
     written = [one for one in finding.writes if one.overlaps]
@@ -321,7 +337,15 @@ def _is_meant(scene: Scene) -> bool:
     if isinstance(target, ast.Subscript) or finding.save is None or scene.kind != "tensor":
         return False
     places = [(one.op, one.site) for one in written if one.op in _ADDING]
-    return bool(places) and (len(set(places)) < len(places) or finding.save.version > 0)
+    if len(set(places)) < len(places):
+        return True
+    if not places or finding.save.version == 0 or found is None:
+        return False
+    if not isinstance(root, ast.Name) or scene.writes()[0].name != root.id:
+        return True
+    held = holders_at(finding, found.file, found.row) or ()
+    is_kept = any(not one.name.isidentifier() for one in held)
+    return is_kept or not may_get_another(found.file, root.id, found.row, [root.id], None)
 
 
 def _is_detached(file: File, value: ast.expr | None) -> bool:

@@ -10,9 +10,10 @@ from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import is_new
 from noclobber.mend.new_tensors.new_wholes import For, taken
 from noclobber.mend.scene import Scene
-from noclobber.model.seen.operators import TWIN_IS_VIEW, VIEWS
+from noclobber.model.seen.operators import SPLITS, TWIN_IS_VIEW, VIEWS
 from noclobber.syntax.edits import cloned_before, remove, replace
 from noclobber.syntax.names import (
+    Name,
     call_of,
     called,
     called_by,
@@ -23,6 +24,7 @@ from noclobber.syntax.names import (
     is_read_below,
     is_stored,
     keyword,
+    names_in,
     names_stored,
     names_used,
     only_binding,
@@ -99,10 +101,13 @@ def _counter(file: File, loop: For, target: ast.expr) -> str:
 
 
 def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
-    """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written."""
+    """`a, b = x.unbind(0)` as `a, b = x[0], x[1]`: views that are made one at a time may be written, also by a loop
+    over `(a, b)`."""
+    found = taken(write)
+    written = {dotted(write.base), *(names_in(found.whole) if found is not None else ())}
     for one in walk(write.file.scope(write.statement), ast.Assign):
         target, part = one.targets[0], _indexable(write.file, one.value)
-        if part is not None and isinstance(target, ast.Tuple) and dotted(write.base) in map(dotted, target.elts):
+        if part is not None and isinstance(target, ast.Tuple) and not written.isdisjoint(map(dotted, target.elts)):
             text = ", ".join(part[0].replace("#", str(number)) for number in range(len(target.elts)))
             yield Change("take the views one at a time", (replace(write.file, one.value, text),), 1)
 
@@ -139,7 +144,7 @@ def saves_nothing(row: ast.stmt | None) -> bool:
     return called(call_of(row)) in SAVING_NOTHING
 
 
-def is_written_alone(file: File, use: ast.Name) -> bool:
+def is_written_alone(file: File, use: Name) -> bool:
     """`tail.copy_(e)`, `tail += e`: whether a statement writes to a name and does nothing else with it."""
     above = file.above[use]
     if isinstance(above, ast.AugAssign):
@@ -186,9 +191,14 @@ def _stays(file: File, index: ast.expr, row: ast.stmt) -> bool:
 
 
 def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
-    """How the part number `#` of `x`, `x.unbind(0)` or `torch.unbind(x)` is written, and how many there are; None for
-    what is divided in another way."""
-    dim = "0"
+    """How the part number `#` of `x`, `x.unbind(0)` or `torch.unbind(x)` is written, also by a name for that, and how
+    many there are; None for what is divided in another way."""
+    dim, scope = "0", file.scope(whole) if whole is not None else file.tree
+    bound = only_binding(file, scope, whole.id) if isinstance(whole, ast.Name) else None
+    if bound is not None and called(bound.value) in SPLITS:
+        read = {one.id for one in walk(bound.value, ast.Name)}
+        again = (one for name in read for one in uses(scope, name, ast.Store) if starts(one) > starts(bound))
+        whole = bound.value if next(again, None) is None and called(bound.value) == "unbind" else None
     if isinstance(whole, ast.Call) and called(whole) == "unbind":
         is_function, given = dotted(owner(whole)) == "torch" and bool(whole.args), keyword(whole, "dim")
         along = given.value if given is not None else next(iter(whole.args[is_function:]), None)
@@ -197,7 +207,10 @@ def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
     if whole is None or not dotted(whole):
         return None
     text = file.source(whole)
-    return (f"{text}[#]", f"len({text})") if dim == "0" else (f"{text}.select({dim}, #)", f"{text}.size({dim})")
+    if dim == "0":
+        return f"{text}[#]", f"len({text})"
+    along = {"1": ":, #", "2": ":, :, #", "-1": "..., #"}.get(dim)
+    return f"{text}[{along}]" if along else f"{text}.select({dim}, #)", f"{text}.size({dim})"
 
 
 def _views(file: File, one: ast.Assign) -> dict[str, ast.expr]:

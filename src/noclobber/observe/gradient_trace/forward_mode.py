@@ -29,6 +29,7 @@ from noclobber.observe.torch_api.tensors.tensor_state import tensors_in, whole
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_OTHERS = 3e-2
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 DIRECTIONS = 3
 """Along how many directions a gradient is measured."""
 _AT_ONCE = 1 << 20
@@ -112,6 +113,10 @@ class ForwardMode(TorchFunctionMode):
         if func is self._set_recording:
             self._recording = bool(args[0])
             return None
+        if func == _DATA:
+            for leaf in tensors_in(args, kwargs):
+                self._hand_out(leaf)
+            return func(*args, **kwargs)
         # torch.nn.init turns gradients off itself, and that call is not seen here.
         recorded = self._is_recording() and getattr(func, "__module__", "") != "torch.nn.init"
         used = list(tensors_in(args, kwargs)) if recorded else []
@@ -186,6 +191,11 @@ class ForwardMode(TorchFunctionMode):
             dual = forward_ad.make_dual(value.clone(), direction(value))  # type: ignore[no-untyped-call]
             leaf.copy_(dual)
             self._leaves[id(leaf)] = leaf, leaf._version
+
+    def _hand_out(self, leaf: torch.Tensor) -> None:
+        """Called before the program takes `leaf.data`. It may write there unseen, as no version counts it, and the
+        direction of a leaf follows from its values: its next use gives it a new one."""
+        self._leaves.pop(id(leaf), None)
 
     def _leave(self, leaf: torch.Tensor) -> None:
         """Take the tangent from a leaf that was frozen after its first use, as by the constructor of its module."""
@@ -345,6 +355,10 @@ class Moved(ForwardMode):
         del self._leaves[id(leaf)]
         if (place := self._places.pop(id(leaf), None)) is not None:
             leaf.data.copy_(place)
+
+    def _hand_out(self, leaf: torch.Tensor) -> None:
+        if id(leaf) in self._leaves:
+            self._leave(leaf)
 
     def _pad(self, rows: torch.Tensor, is_padding: torch.Tensor, weight: torch.Tensor, row: int) -> None:
         if (place := self._places.get(id(weight))) is not None:
