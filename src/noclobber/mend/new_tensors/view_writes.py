@@ -209,8 +209,8 @@ def _indexable(file: File, whole: ast.expr | None) -> tuple[str, str] | None:
     text = file.source(whole)
     if dim == "0":
         return f"{text}[#]", f"len({text})"
-    along = {"1": ":, #", "2": ":, :, #", "-1": "..., #"}.get(dim)
-    return f"{text}[{along}]" if along else f"{text}.select({dim}, #)", f"{text}.size({dim})"
+    index = {"1": ":, #", "2": ":, :, #", "-1": "..., #"}.get(dim)
+    return f"{text}[{index}]" if index else f"{text}.select({dim}, #)", f"{text}.size({dim})"
 
 
 def _views(file: File, one: ast.Assign) -> dict[str, ast.expr]:
