@@ -107,6 +107,28 @@ def test_agents_step_in_a_loop_of_their_own() -> None:
     ]
 
 
+def test_what_reads_the_loss_of_a_turn_stays_in_its_loop() -> None:
+    """In a loop of its own it would read the loss of the last turn each time."""
+    source = """
+        for agent in agents:
+            loss = agent.loss(joint)
+            loss.backward(retain_graph=True)
+            agent.opt.step()
+            history.append(loss.item())
+    """
+    labels = {"write": "agent.opt.step()", "read": "loss.backward(retain_graph=True)", "op": "SGD.step"}
+    found = mended("NC103", source, **labels, optimizers=[Optimizer("agent.opt", "agents[1].net")])
+    assert found[0].rstrip().split("\n")[1:] == [
+        "    loss = agent.loss(joint)",
+        "    loss.backward(retain_graph=True)",
+        "    history.append(loss.item())",
+        "for agent in agents:",
+        "    agent.opt.step()",
+    ]
+    chosen = source.replace("agent.opt.step()", "if loss > 0:\n                agent.opt.step()")
+    assert not any("for agent in agents" in one.partition("history")[2] for one in mended("NC103", chosen, **labels))
+
+
 STATES = [
     (Carried("state"), "state = state.detach()"),
     (Carried("state[0]", "tuple", whole="tuple"), "state = tuple(one.detach() for one in state)"),

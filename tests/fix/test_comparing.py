@@ -180,7 +180,8 @@ def test_what_the_leaves_hold_in_the_end_counts():
 
 def with_buffers(*held):
     return [
-        call((W, G)) | {"buffers": {"0 BatchNorm1d.running_mean": sketch(one)}, "state": {}, "bare": {}} for one in held
+        call((W, G)) | {"buffers": {"0 BatchNorm1d.running_mean": sketch(one)}, "state": {}, "bare": {}, "numbers": {}}
+        for one in held
     ]
 
 

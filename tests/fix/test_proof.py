@@ -291,27 +291,6 @@ def test_what_a_hook_of_a_module_writes(bench, register, arguments, shared):
     assert it.judged(("gradients[0].mul_(0.5)", "pass")).differs
 
 
-@pytest.mark.parametrize(("trained", "proven"), [("", True), ("\nslow = torch.optim.SGD([v], 0.1)", False)])
-def test_a_constant_may_lose_the_gradients_that_nothing_uses(bench, trained, proven):
-    text = (
-        "import torch\n"
-        "v, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)\n"
-        f"optimizer = torch.optim.SGD([w], 0.1){trained}\n"
-        "h = v.exp()\n"
-        "for _ in range(3):\n"
-        "    optimizer.zero_grad()\n"
-        "    (w * h).square().sum().backward()\n"
-        "    optimizer.step()\n" + "    slow.step()\n" * (trained != "")
-    )
-    it = bench(text)
-    assert it.finding.code == "NC104"
-    detached = ("v.exp()", "v.exp().detach()")
-    assert it.judged(detached, way="constant").right is proven
-    assert not it.judged(detached).right
-    assert not it.judged(("(w * h)", "(w * h.detach() * 2)"), way="constant").right
-    assert not it.judged(("(w * h)", "(w.detach() * h)"), way="constant").right
-
-
 def test_gradients_that_are_all_zero_prove_nothing(bench):
     """What should have been detached is taken from itself: gradients cancel, in the program and with many a patch."""
     text = (

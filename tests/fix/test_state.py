@@ -117,3 +117,26 @@ def test_a_write_to_what_is_kept_is_not_lost(bench, text, write, right, lossy, n
     assert lost.why.endswith(f"{name}` holds something else")
     kept = it.judged(right)
     assert kept.level is Level.PROVEN, kept.why
+
+
+def test_a_loss_that_is_kept_as_a_number_stays_that_loss_and_times_may_be_others(bench):
+    text = """\
+import time
+import torch
+
+def main():
+    w, history, times = torch.ones(3, requires_grad=True), [], []
+    for scale in (1.0, 2.0, 3.0):
+        h = (w * scale).exp()
+        loss = h.sum()
+        h.mul_(2)
+        history.append(loss.item())
+        times.append(time.perf_counter())
+        loss.backward()
+
+main()
+"""
+    it = bench(text)
+    mended = ("h.mul_(2)", "h = h * 2")
+    assert it.judged(mended, ("loss.item()", "h.sum().item()")).why == "`history[0]` holds something else"
+    assert it.judged(mended).level is Level.PROVEN

@@ -2683,20 +2683,6 @@ def run():
 """,
         lambda x, w: _of_product(x, w, -torch.where(x @ w > 0, torch.ones_like(x), 0.5)),
     ),
-    "the whole of parts that one call made, written under a condition": (
-        """
-def heads(h, mask):
-    packed = h * 1
-    a, b = packed.split(2, dim=-1)
-    if mask is not None:
-        packed.masked_fill_(mask, 0.0)
-    return a, b
-def run():
-    a, b = heads(x @ w, torch.tensor([[True], [False], [False]]))
-    (a * b).sum().backward()
-""",
-        lambda x, w: torch.autograd.grad(((x @ w)[1:, :2] * (x @ w)[1:, 2:]).sum(), [x, w]),
-    ),
     "weights of an inner loop that goes through a dict": (
         """
 def adapt():
@@ -3432,103 +3418,6 @@ def run():
 """,
         lambda x, w: [None, _after_decay(x.detach(), w.detach())],
     ),
-    "a forward that stands before the loop of its steps": (
-        """
-def run():
-    opt = torch.optim.SGD([w], lr=0.1)
-    given = x.detach()
-    h = ((given @ w).tanh() @ w).tanh()
-    for _ in range(3):
-        opt.zero_grad()
-        loss = (h * given).sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.SGD)],
-    ),
-    "a forward whose result is noted before the loop of its steps": (
-        """
-net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
-opt = torch.optim.Adam(net.parameters(), 0.1)
-def run():
-    given = x.detach()
-    with torch.no_grad():
-        net.weight.copy_(w.t())
-    h = torch.tanh(net(torch.tanh(net(given))))
-    before = h.detach()
-    for _ in range(3):
-        opt.zero_grad()
-        loss = (h * given).sum() + (before - before).sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-    w.grad = net.weight.grad.t()
-""",
-        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.Adam)],
-    ),
-    "a forward of a function that stands before two loops of its steps": (
-        """
-def twice(given):
-    return ((given @ w).tanh() @ w).tanh()
-def rows(n):
-    order = torch.randperm(n)
-    yield order[:n]
-def run():
-    opt = torch.optim.SGD([w], lr=0.1)
-    given = x.detach()
-    h = twice(given)
-    for _ in range(3):
-        for index in rows(len(given)):
-            opt.zero_grad()
-            loss = (h[index] * given[index]).sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.SGD)],
-    ),
-    "a forward of a method that stands before two loops of its steps": (
-        """
-class Learner:
-    def __init__(self, net):
-        self.net = net
-        self.opt = torch.optim.Adam(net.parameters(), 0.1)
-    def evaluate(self, given):
-        return torch.tanh(self.net(torch.tanh(self.net(given))))
-    def loss(self, h, given):
-        return torch.min(h * given, h * given + 1).sum()
-    def fit(self, given):
-        h = self.evaluate(given)
-        for _ in range(3):
-            for part in (slice(0, 3),):
-                loss = self.loss(h[part], given[part])
-                self.opt.zero_grad()
-                loss.backward(retain_graph=True)
-                nn.utils.clip_grad_norm_(self.net.parameters(), 100.0)
-                self.opt.step()
-def run():
-    net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
-    with torch.no_grad():
-        net.weight.copy_(w.t())
-    Learner(net).fit(x.detach())
-    w.grad = net.weight.grad.t()
-""",
-        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.Adam)],
-    ),
-    "a forward that stands before the closure of its steps": (
-        """
-def run():
-    opt = torch.optim.SGD([w], lr=0.1)
-    given = x.detach()
-    h = ((given @ w).tanh() @ w).tanh()
-    def closure():
-        opt.zero_grad()
-        loss = (h * given).sum()
-        loss.backward()
-        return loss
-    for _ in range(3):
-        opt.step(closure)
-""",
-        lambda x, w: [None, _trained(x.detach(), w.detach(), torch.optim.SGD)],
-    ),
     "a state that each turn makes anew and hands over": (
         """
 cell = nn.LSTMCell(4, 4, dtype=torch.float64)
@@ -4042,93 +3931,6 @@ def run():
         h[i] = 0.0
     h.square().sum().backward()
 """,
-    "a forward with dropout, before two loops of its steps": """
-first, last = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
-net = nn.Sequential(first, nn.Dropout(0.5), nn.Tanh(), last)
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward with batch norm, before two loops of its steps": """
-first, last = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
-net = nn.Sequential(first, nn.BatchNorm1d(4, dtype=torch.float64), nn.Tanh(), last)
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward of a function that counts, before two loops of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-seen = []
-def ev(t):
-    seen.append(1)
-    return net(t) / len(seen)
-def run():
-    h = ev(x.detach())
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward of a function that keeps its results, before two loops of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-import functools
-@functools.lru_cache
-def ev(t):
-    return net(t)
-given = x.detach()
-def run():
-    h = ev(given)
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward under two names, before two loops of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def ev(t):
-    return net(t)
-def run():
-    h = ev(x.detach())
-    old = h
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - old[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward and a clone of it, before two loops of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    old = h.clone()
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - old[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
     "two forwards of a function, before two loops of their steps": """
 net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
 opt = torch.optim.SGD(net.parameters(), 0.1)
@@ -4144,35 +3946,6 @@ def run():
             loss.backward(retain_graph=True)
             opt.step()
 """,
-    "a forward without gradients beside one, before two loops of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def ev(t):
-    return net(t)
-def run():
-    with torch.no_grad():
-        old = ev(x.detach())
-    h = ev(x.detach())
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - old[index]).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward whose result is read in each outer turn": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-        print(h.sum())
-""",
     "two forwards, one before each loop of their steps": """
 net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
 opt = torch.optim.SGD(net.parameters(), 0.1)
@@ -4186,155 +3959,6 @@ def run():
             opt.zero_grad()
             h[index].square().sum().backward(retain_graph=True)
             opt.step()
-""",
-    "a forward before a loop whose generator sets a mode": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def parts():
-    for i in range(2):
-        net.eval()
-        yield slice(i, i + 2)
-def run():
-    h = net(x.detach())
-    for _ in range(2):
-        for index in parts():
-            opt.zero_grad()
-            loss = (h[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward of what an iterator gives, before two loops of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    given = iter([x.detach(), x.detach()])
-    h = net(torch.stack(list(given)).sum(0))
-    for _ in range(2):
-        for index in (slice(0, 2), slice(1, 3)):
-            opt.zero_grad()
-            loss = (h[index] - 1).square().sum()
-            loss.backward(retain_graph=True)
-            opt.step()
-""",
-    "a forward whose method the loss calls again": """
-class Learner:
-    def __init__(self, net):
-        self.net = net
-        self.opt = torch.optim.SGD(net.parameters(), 0.1)
-    def evaluate(self, given):
-        return self.net(given)
-    def loss(self, h, given):
-        return (h - self.evaluate(given)).square().sum()
-    def fit(self, given):
-        goal = given
-        h = self.evaluate(given)
-        for _ in range(2):
-            for part in (slice(0, 2), slice(1, 3)):
-                loss = self.loss(h[part], goal[part])
-                self.opt.zero_grad()
-                loss.backward(retain_graph=True)
-                self.opt.step()
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-def run():
-    Learner(net).fit(x.detach())
-""",
-    "a forward beside a target of a method": """
-class Learner:
-    def __init__(self, net):
-        self.net = net
-        self.opt = torch.optim.SGD(net.parameters(), 0.1)
-    def evaluate(self, given):
-        return self.net(given)
-    def loss(self, h, given):
-        return (h - given).square().sum()
-    def fit(self, given):
-        goal = self.evaluate(given)
-        h = self.evaluate(given)
-        for _ in range(2):
-            for part in (slice(0, 2), slice(1, 3)):
-                loss = self.loss(h[part], goal[part])
-                self.opt.zero_grad()
-                loss.backward(retain_graph=True)
-                self.opt.step()
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-def run():
-    Learner(net).fit(x.detach())
-""",
-    "a forward whose model the method of the loss sets": """
-class Learner:
-    def __init__(self, net):
-        self.net = net
-        self.opt = torch.optim.SGD(net.parameters(), 0.1)
-    def evaluate(self, given):
-        return self.net(given)
-    def loss(self, h, given):
-        self.net.eval()
-        return (h - given).square().sum()
-    def fit(self, given):
-        goal = given
-        h = self.evaluate(given)
-        for _ in range(2):
-            for part in (slice(0, 2), slice(1, 3)):
-                loss = self.loss(h[part], goal[part])
-                self.opt.zero_grad()
-                loss.backward(retain_graph=True)
-                self.opt.step()
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-def run():
-    Learner(net).fit(x.detach())
-""",
-    "a forward before a closure that is called with other inputs": """
-emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
-opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
-def run():
-    given = x.detach().clone()
-    phi = emb(given).tanh()
-    def closure():
-        opt.zero_grad()
-        loss = head(phi).square().mean()
-        loss.backward()
-        return loss
-    for _ in range(2):
-        opt.step(closure)
-        given.mul_(2)
-""",
-    "a forward before a closure that is called elsewhere too": """
-emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
-opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
-def run():
-    phi = emb(x.detach()).tanh()
-    def closure():
-        opt.zero_grad()
-        loss = head(phi).square().mean()
-        loss.backward()
-        return loss
-    closure()
-    opt.step(closure)
-""",
-    "a forward before a closure, read after it": """
-emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
-opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
-def run():
-    phi = emb(x.detach()).tanh()
-    def closure():
-        opt.zero_grad()
-        loss = head(phi).square().mean()
-        loss.backward()
-        return loss
-    opt.step(closure)
-    print(phi.sum())
-""",
-    "a forward before a closure that runs its model again": """
-emb, head = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
-opt = torch.optim.LBFGS([*emb.parameters(), *head.parameters()], max_iter=3)
-def run():
-    phi = emb(x.detach()).tanh()
-    def closure():
-        opt.zero_grad()
-        loss = head(phi + emb(x.detach())).square().mean()
-        loss.backward()
-        return loss
-    opt.step(closure)
 """,
     "a state of which more is kept than is handed over": """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)
@@ -5562,121 +5186,6 @@ def run():
     y = sum(cell.step(x @ w) for _ in range(3))
     (y + shown).sum().backward()
 """,
-    "a forward that keeps a state, before the loop of its steps": """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.calls = nn.Linear(4, 4, dtype=torch.float64), 0
-    def forward(self, h):
-        self.calls = self.calls + 1
-        return self.fc(h) / self.calls
-net = Net()
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(net(x.detach()).tanh())
-    for _ in range(3):
-        opt.zero_grad()
-        h.square().sum().backward(retain_graph=True)
-        opt.step()
-""",
-    "a forward of the next batch, before the loop of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    batches = iter([x.detach()] * 4)
-    h = net(next(batches))
-    for _ in range(3):
-        opt.zero_grad()
-        loss = h.square().sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-    "a forward of what a function draws, before the loop of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def noisy(h):
-    return h + torch.randn(3, 4, dtype=torch.float64)
-def run():
-    h = net(noisy(x.detach()))
-    for _ in range(3):
-        opt.zero_grad()
-        loss = h.square().sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-    "a forward whose result a function inside reads, before the loop of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    shown = lambda: h.detach().clone()
-    h = net(x.detach())
-    shown()
-    for _ in range(3):
-        opt.zero_grad()
-        loss = h.square().sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-    "a forward in another mode than the loop of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    net.eval()
-    h = net(x.detach())
-    net.train()
-    for _ in range(3):
-        opt.zero_grad()
-        loss = h.square().sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-    "a forward whose method counts, before the loop of its steps": """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.calls = nn.Linear(4, 4, dtype=torch.float64), 0
-    def count(self):
-        self.calls += 1
-    def forward(self, h):
-        self.count()
-        return self.fc(self.fc(h).tanh()) / self.calls
-net = Net()
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    for _ in range(3):
-        opt.zero_grad()
-        loss = h.square().sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-    "a forward and a penalty before the loop of their steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    penalty = sum(one.square().sum() for one in net.parameters())
-    for _ in range(3):
-        opt.zero_grad()
-        loss = h.square().sum() + penalty
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-    "a target of a slow model, before the loop in which that follows": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-slow = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-def run():
-    goal = slow(x.detach())
-    for _ in range(3):
-        opt.zero_grad()
-        h = net(x.detach())
-        loss = (h - goal).square().sum()
-        loss.backward()
-        opt.step()
-        slow.load_state_dict(net.state_dict())
-    list(slow.parameters())
-""",
     "parts of an argument that other callers read": """
 def act(gates):
     i, f = gates.chunk(2, dim=1)
@@ -5773,18 +5282,6 @@ def run():
         cooling.step()
         loss.backward()
 """,
-    "labels of a first forward, before the loop of its steps": """
-net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    labels = (h > 0).double()
-    for _ in range(3):
-        opt.zero_grad()
-        loss = F.binary_cross_entropy_with_logits(h, labels)
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
     "rows of a first forward, one for each turn of the loop of its steps": """
 net = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 4, dtype=torch.float64))
 opt = torch.optim.SGD(net.parameters(), 0.1)
@@ -5797,25 +5294,6 @@ def run():
         loss = (a - b).square().sum()
         loss.backward(retain_graph=True)
         opt.step()
-""",
-    "a forward scaled by what the loop of its steps sets": """
-scales = {"now": 1.0}
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4, dtype=torch.float64)
-    def forward(self, h):
-        return self.fc(self.fc(h).tanh()) * scales["now"]
-net = Net()
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(x.detach())
-    for _ in range(3):
-        opt.zero_grad()
-        loss = h.square().sum()
-        loss.backward(retain_graph=True)
-        opt.step()
-        scales["now"] *= 0.5
 """,
     "a state of an object that only some calls set": """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)
@@ -5833,28 +5311,6 @@ def run():
     learner = Learner()
     for turn in range(4):
         learner.learn(x.detach(), turn)
-""",
-    "a forward before a loop that steps in every second turn": """
-net = nn.Linear(4, 4, dtype=torch.float64)
-opt = torch.optim.SGD(net.parameters(), 0.1)
-def run():
-    h = net(net(x.detach()).tanh())
-    for turn in range(4):
-        h[:, turn].square().sum().backward(retain_graph=True)
-        if turn % 2:
-            opt.step()
-            opt.zero_grad()
-""",
-    "a forward whose result is read below the loop of its steps": """
-cell = nn.RNNCell(4, 4, dtype=torch.float64)
-opt = torch.optim.SGD(cell.parameters(), 0.1)
-def run():
-    h = cell(x.detach(), cell(x.detach()))
-    for turn in range(3):
-        opt.zero_grad()
-        h.square().sum().backward(retain_graph=True)
-        opt.step()
-    print(h.sum())
 """,
     "a state of an object whose method updates only some episodes": """
 class Agent:

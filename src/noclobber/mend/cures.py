@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from noclobber.mend.autograd.constants import detached_constants
 from noclobber.mend.autograd.declared import marked_dirty
 from noclobber.mend.autograd.detached_state import detached
 from noclobber.mend.autograd.modes import recorded
@@ -40,7 +39,6 @@ from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import views
 from noclobber.mend.order.earlier_backwards import backward_first
 from noclobber.mend.order.forwards_in_loops import moved_in
-from noclobber.mend.order.later_views import views_later
 from noclobber.mend.order.later_writes import hook_later, put_off
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene
@@ -57,12 +55,10 @@ CURES: tuple[Mend, ...] = (
     marked_dirty,
     moved_in,
     summed,
-    detached_constants,
     detached,
     reordered,
     put_off,
     backward_first,
-    views_later,
     run_alike,
     expanded,
     not_shared,

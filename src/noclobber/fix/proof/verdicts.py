@@ -59,7 +59,6 @@ _FIRST: Mapping[Way, str] = {
 """What the first backward call of a patched program is compared with."""
 TO_THE_END = 10.0
 """Seconds that a program gets to come to its end, where it reads gradients below the calls that are compared."""
-_LEFT_OUT = "; gradients of leaves that never change are left out"
 
 
 class Prover:
@@ -145,7 +144,7 @@ class Prover:
             return self._beyond_the_first(result, patch, finding, way)
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
-        return replace(self._judged(result, patch, way), elsewhere=bool(left) and not any(left))
+        return replace(self._judged(result, patch), elsewhere=bool(left) and not any(left))
 
     def _beyond_the_first(self, result: Result, patch: Patch, finding: Finding, way: Way) -> Verdict:
         """Compare the first backward call with that of the program as it is, or with the sum of its first two, and all
@@ -173,7 +172,7 @@ class Prover:
         proven = way == "summed" or not self.search.went_through
         return Verdict(True, True, proof=proof, level=Level.PROVEN if proven else Level.UNPROVEN, result=result)
 
-    def _judged(self, result: Result, patch: Patch, way: Way) -> Verdict:
+    def _judged(self, result: Result, patch: Patch) -> Verdict:
         """Compare with what was found so far, step by step; the verdict is the least sure one."""
         unread = scratch.unread(patch, result.files)
         # What is left to fix, and raises nothing, spoils gradients too, and what is printed of them: all is compared
@@ -186,7 +185,7 @@ class Prover:
         verdicts, shown = [], replace(kept, report=result.report)
         alone = Alone(self._launcher, replace(self._order("bare", patch), double=True), unread)
         for stage in self._stages:
-            verdicts.append(replace(self._at(stage, found, shown, alone, patch, way), result=result))
+            verdicts.append(replace(self._at(stage, found, shown, alone, patch), result=result))
             if not verdicts[-1].right:
                 return verdicts[-1]
         least = max(verdicts, key=lambda one: list(Level).index(one.level))
@@ -196,9 +195,7 @@ class Prover:
         proof = "; then, with the patch so far, ".join(proofs)
         return replace(least, proof=proof + beyond * any(one.proof.endswith(beyond) for one in told))
 
-    def _at(
-        self, stage: Stage, found: list[dict[str, Any]], result: Result, alone: Alone, patch: Patch, way: Way
-    ) -> Verdict:
+    def _at(self, stage: Stage, found: list[dict[str, Any]], result: Result, alone: Alone, patch: Patch) -> Verdict:
         """Compare with the references of a stage, the first of which was started when its finding was met."""
         clean = not result.findings
         differences: list[str] = []
@@ -217,8 +214,7 @@ class Prover:
                 return derived()  # as of compiled code, which preserving does not reach
             if not reference.result.calls or codes & set(WITHOUT):
                 break
-            right = comparison.without_constants(reference.events, found) if way == "constant" else reference.events
-            compared = comparison.compare(right, found, truncated=kind in ("step", "backward"))
+            compared = comparison.compare(reference.events, found, truncated=kind in ("step", "backward"))
             same = not compared.difference
             # Where gradients may be others with good reason, so may what optimizers make of them.
             others = comparison.besides(
@@ -251,7 +247,7 @@ class Prover:
                 whole = reference.result.went_through or reference.result.ends_like(result)
                 if not whole and is_refused(codes):
                     return derived(said=f"{_counted(compared, reference.words)}; ")
-                proof = _matches(compared, reference, result) + _LEFT_OUT * (right is not reference.events)
+                proof = _matches(compared, reference, result)
                 complete = whole and kind in WHOLE
                 return Verdict(True, clean, proof=proof, level=Level.PROVEN, complete=complete, result=result)
         if (differences and DRIFT not in codes) or (besides and not differences):

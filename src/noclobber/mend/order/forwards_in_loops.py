@@ -3,11 +3,6 @@ closure that an optimizer calls again and again is a loop as well.
 
 Each turn then computes its loss with the current weights. This is what is meant only if the loss gets its gradient from
 these lines alone: where the loop runs the same model, the value from before the loop may be meant as a constant.
-
-Sound where each turn has one backward and steps after it, so that its loss is of older weights in every turn but the
-first, and where the lines begin anew each time: they and what they run are known to compute alone, and nothing between
-them and the end of the loop changes what they read, or how their models compute. The loss needs nothing else that these
-models gave before the loop, and nothing but the loss needs what the lines compute.
 """
 
 from __future__ import annotations
@@ -18,11 +13,10 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called, module_called
-from noclobber.mend.order.run_again import (
+from noclobber.mend.order.trained_models import (
     OF_MODELS,
     OF_VALUES,
     acts,
-    is_same_again,
     mentions_models,
     models_of,
     models_run,
@@ -44,7 +38,6 @@ from noclobber.syntax.names import (
     is_stored,
     last_name,
     made_of,
-    mentioned,
     named,
     names_in,
     names_stored,
@@ -100,17 +93,15 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     moves = _can_move(file, loop, inner, rows)
     edits, bound = _edits(file, inner, rows, moves=moves), changed_by(*rows)
     is_same = dotted(owner(backwards[0])) in bound
-    cost = 0 if calls(loop, "step") or is_same or isinstance(loop, FUNCTION) else 2
+    stepped = {first_name(owner(one)) for one in calls(loop, "step")}
+    cost = 0 if stepped or is_same or isinstance(loop, FUNCTION) else 2
+    if isinstance(inner, FOR) and not stepped.isdisjoint(names_in(inner.target)):
+        cost = 5  # each turn steps an optimizer of its own: the losses may all be of the weights before
     where = "closure" if isinstance(inner, FUNCTION) else "loop"
     title = f"run the forward inside the {where}" if moves else f"run the forward again in the {where}"
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
-    alike = _is_for_steps(file, inner) if isinstance(inner, FUNCTION) else steps_alike(inner, inner.body)
-    is_sound = alike and read.row in inner.body and is_same_again(scene, file, loop, inner, rows)
-    more = needed.union(*(names_in(row.value) for row in rows))
-    is_sound &= not (runs_models or any(_forward(scene, file, one, more) for one in file.loops(loop)))
     for kept in [retained, *[[]] * bool(retained)] if edits else []:
-        sound = is_sound and kept is retained
-        yield from change(title, [*edits, *kept], cost + (not moves), is_sound=sound, way="anew")
+        yield from change(title, [*edits, *kept], cost + (not moves), way="anew")
 
 
 def last_read(scene: Scene) -> tuple[Place | None, Turns | None]:
@@ -218,14 +209,6 @@ def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
     once = len(calls(around, "backward", "grad")) == 1 and steps != [] and each
     left = [one for one in walk(around, ast.Continue, ast.Try, ast.Return) if one is not rows[-1]]
     return once and all(isinstance(one, ast.Return) and not any(one in ast.walk(row) for row in rows) for one in left)
-
-
-def _is_for_steps(file: File, closure: Function) -> bool:
-    """Return True if a function calls `backward` once in its block and runs to its end, and only steps are given it."""
-    only = all(called(file.above[one]) == "step" for one in mentioned(file, closure.name))
-    back = [one for one in walk(closure, ast.Return, ast.Try) if one is not closure.body[-1]]
-    once = len(calls(closure, "backward", "grad")) == 1 and not calls(closure, "step")
-    return only and once and not back and not closure.decorator_list
 
 
 def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) -> bool:

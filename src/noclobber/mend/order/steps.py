@@ -70,6 +70,7 @@ from noclobber.syntax.names import (
     last_name,
     mentions,
     names_in,
+    names_read,
     names_stored,
     only_binding,
     optimizer_of,
@@ -280,19 +281,25 @@ def _loop_split(step: Place, read: Place) -> Iterator[Change]:
         return
     indent = file.indent(loop) or ""
     header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
-    later = insert(file, rows[at].lineno, 1, f"{indent}{header}\n")
+    later: list[Edit | None] = [insert(file, rows[at].lineno, 1, f"{indent}{header}\n")]
+    made = set[str]().union(*map(names_stored, rows[:at])) - names_in(loop.target)
+    if any(made & names_read(row) for row in rows[at:]):  # in a second loop these are what the last turn has made
+        if rows[at] is not step.row or made & names_read(step.row):
+            return
+        below = f"\n{indent}{header}\n{inner}{file.source(step.row)}"
+        later = [remove(file, step.row), insert(file, *file.end_of_line(last_line(loop)), below)]
     zeros = [row for row in rows[:at] if isinstance(row, ast.Expr) and calls(row, "zero_grad")]
     if zeros and len(zeros) < at:
         opens = file.span(loop)
         lines = "".join(f"{inner}{file.source(row)}\n" for row in zeros)
         first = insert(file, opens.line, opens.column, f"{header}\n{lines}{indent}")
-        edits = [first, *(remove(file, row) for row in zeros), later]
+        edits = [first, *(remove(file, row) for row in zeros), *later]
         yield from change("run every backward before the first step", edits, 2)
-    yield Change("step in a second loop, after every backward", (later,), 3)
+    yield from change("step in a second loop, after every backward", later, 3)
     if (call := _backward_without(read, "inputs")) is not None:
         inputs = with_argument(file, call, f"inputs={_of_groups(name)}")
         title = f"step in a second loop, and compute gradients in the first only for the parameters of `{name}`"
-        yield Change(title, (inputs, later), 4)
+        yield from change(title, [inputs, *later], 4)
 
 
 def _end_of_update(rows: list[ast.stmt], second: int) -> int:

@@ -67,7 +67,6 @@ class Cure(Enum):
     MODE = "no_grad in place of inference_mode"
     NO_GRAD = "write under no_grad"
     LATER = "move behind the backward"
-    CONSTANT = "detach a constant of a loop"
     OWN_ROWS = "memory for each sample"
 
 

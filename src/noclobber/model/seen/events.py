@@ -229,9 +229,6 @@ class Refusal:
     """The states that carry the freed graph into this iteration, when known."""
     are_all_carried: bool = False
     """Whether nothing but these states leads to the freed graph."""
-    apart: tuple[str, ...] | None = None
-    """Known where these states are constants: none has a new value, and no optimizer has, and nothing has written, the
-    leaves that they come from. The names that the program has for modules without these leaves, and other tensors."""
     is_run_anew: bool = False
     """Whether none has a new value, and nodes since the last backward of the line lead to leaves that they come from:
     each turn runs the same module itself."""

@@ -1,17 +1,13 @@
-"""What the program's two optimizers step: of which modules, and whether they have a parameter in common. Whether any
-optimizer steps what a graph leads to."""
+"""What the program's two optimizers step: of which modules, and whether they have a parameter in common."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Sequence
 from itertools import islice
 from types import FrameType
 
 import torch
 
 from noclobber.model.seen.events import Optimizer
-from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.writes.optimizer_steps import is_of_torch
 from noclobber.observe.describe.reachable import reachable
 from noclobber.observe.describe.tensor_names import user_frames
@@ -49,30 +45,6 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
         Optimizer(name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart)
         for name, one in known.items()
     )
-
-
-def have_changed(leaves: Sequence[torch.Tensor], since: int, memory: Memory) -> bool:
-    """Return True if leaves have changed since a node of this number was made, or will: something has written one, or
-    an optimizer of the process has it. Also if there is none, as the program then steps by hand."""
-    keys = set(map(storage_key, leaves))
-    if any(record.key in keys and record.node > since for record in memory.recent):
-        return True
-    optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-    return not optimizers or any(storage_key(one) in keys for each in optimizers for one in _stepped(each))
-
-
-def names_apart(leaves: Sequence[torch.Tensor], frame: FrameType | None) -> tuple[str, ...]:
-    """Return the names that the program has for modules which have none of these leaves, and for tensors that are none
-    of them."""
-    keys, names = set(map(storage_key, leaves)), dict[str, bool]()
-    for held in reachable(user_frames(frame)):
-        module = held.value if isinstance(held.value, torch.nn.Module) else None
-        parameters = () if module is None else module.parameters()  # a module may be false: it may have a length
-        inside = [held.value] if isinstance(held.value, torch.Tensor) else parameters
-        if module is not None or isinstance(held.value, torch.Tensor):
-            has_one = any(storage_key(one) in keys for one in inside)
-            names[held.name] = names.get(held.name, False) or has_one
-    return tuple(name for name, has_one in names.items() if not has_one)
 
 
 def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

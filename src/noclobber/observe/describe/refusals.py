@@ -24,8 +24,7 @@ from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Backward, Record, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.seen.written import Written, tensors
-from noclobber.observe.describe import carried_states, holders, optimizers
-from noclobber.observe.describe.called import calls_to
+from noclobber.observe.describe import carried_states, holders
 from noclobber.observe.describe.reachable import reachable
 from noclobber.observe.describe.tensor_names import name_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
@@ -266,13 +265,10 @@ def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusa
     states, are_all, keys = (
         carried_states.carried(edges, boundary, site, frame, memory) if is_state else ((), False, set())
     )
-    apart, is_anew = None, False
+    is_anew = False
     if states and not any(one.is_renewed for one in states):
         behind = graph.walk([edge.node for edge in edges])
         leaves = [one for node in behind if (one := getattr(node, "variable", None)) is not None]
-        since = max(int(edge.node._sequence_nr()) for edge in edges)
-        if not optimizers.have_changed(leaves, since, memory):
-            apart = optimizers.names_apart(leaves, frame)
         is_anew = carried_states.leads_anew(roots, boundary, set(map(storages.storage_key, leaves)))
     carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
     return Refusal(
@@ -287,9 +283,7 @@ def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusa
         freed=site_of(freeing),
         carried=states,
         are_all_carried=are_all,
-        apart=apart,
         is_run_anew=is_anew,
-        calls=calls_to(frame) if apart is not None else (),
     )
 
 

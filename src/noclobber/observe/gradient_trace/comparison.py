@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -124,25 +125,6 @@ def without(attributes: frozenset[str], events: list[Event]) -> list[Event]:
     ]
 
 
-def without_constants(right: list[Event], found: list[Event]) -> list[Event]:
-    """Return the events of `right` without the gradients of leaves that get none in any call of `found` and hold the
-    same in all calls of `right`, of which there are several."""
-    reached = {name for call in _calls(found) for *_, name in call["leaves"]}
-    held: dict[str, list[object]] = {}
-    for call in _calls(right):
-        for leaf, _, name in call["leaves"]:
-            held.setdefault(name, []).append(_bits(leaf))
-    left_out = {
-        name for name, seen in held.items() if name and name not in reached and len(seen) > 1 and seen[1:] == seen[:-1]
-    }
-    return [
-        event | {"leaves": [one for one in event["leaves"] if one[2] not in left_out]}
-        if event["kind"] in ("backward", "grad")
-        else event
-        for event in right
-    ]
-
-
 _NAMED = ("buffers", "state", "bare", "held")
 """What an event has by the names of attributes."""
 
@@ -158,6 +140,7 @@ def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: boo
         (_stepped_differ(right, found, within) if stepped else "")
         or _kept_differ(right, found, "buffers")
         or (_kept_differ(right, found, "state", within) if stepped and kept else "")
+        or (_losses_differ(right, found, within) if stepped and kept else "")
         or (_ends_differ(right, found, "held", within) if stepped else "")
         or (_ends_differ(right, found, "leaves") if exact and stepped else "")
     )
@@ -507,6 +490,20 @@ def _kept_differ(right: list[Event], found: list[Event], what: str, within: floa
             return f"in the end {_said(what, name)}"
         if not last and not _arrives(pairs, within):
             return _said(what, name)
+    return ""
+
+
+def _losses_differ(right: list[Event], found: list[Event], within: float) -> str:
+    """Return in words which loss the program keeps as another number, as in `history.append(loss.item())`; empty where
+    none is. Numbers of other kinds may be times."""
+    roots = [one for event in right for one in event.get("roots", ()) if one is not None]
+    losses = {evidence.norm(one) for one in roots}
+    for end in (False, True):
+        for one, other in zip(_kept_at(right, end=end), _kept_at(found, end=end), strict=False):
+            for name, number in one["numbers"].items():
+                got = other["numbers"].get(name, number)
+                if abs(number) in losses and not math.isclose(number, got, rel_tol=within):
+                    return _said("numbers", name)
     return ""
 
 

@@ -223,7 +223,8 @@ class Evidence:
 
         with torch.no_grad():
             bare = {name: tensor for name, tensor in found.bare.items() if name not in lasting}
-            return {"buffers": self._held("_buffers"), "state": seen(named | lasting), "bare": seen(bare)}
+            both = {"state": seen(named | lasting), "bare": seen(bare)}
+            return {"buffers": self._held("_buffers"), "numbers": found.numbers} | both
 
     def _lasting(self, bare: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the variables that hold the same memory as at the last call."""

@@ -31,13 +31,15 @@ class Names(NamedTuple):
     """The tensors and modules that the program has names for.
 
     `tensors` are by `id`, each with its name: "train: net.fc.weight". `modules` are by name: "train: net". `kept` are
-    the tensors by name that are held by a container, an object or a closure. `bare` are those that a variable holds.
+    the tensors by name that are held by a container, an object or a closure, and `numbers` the floats. `bare` are the
+    tensors that a variable holds.
     """
 
     tensors: dict[int, tuple[str, torch.Tensor]]
     modules: dict[str, torch.nn.Module]
     kept: dict[str, torch.Tensor]
     bare: dict[str, torch.Tensor]
+    numbers: dict[str, float]
 
     def name_of(self, tensor: torch.Tensor) -> str:
         """Return the name of a tensor; empty where it has none."""
@@ -49,17 +51,19 @@ def names() -> Names:
 
     Inner frames come first. Nothing is read from a tensor here: reading `is_leaf` of a view can change a program.
     """
-    found, walk = Names({}, {}, {}, {}), _Walk()
+    found, walk = Names({}, {}, {}, {}, {}), _Walk()
     for place, scope in _scopes(sys._getframe(1)):
         for label, value in islice(list(scope.items()), _MOST_VALUES):
             for name, known in walk.below(f"{place}: {label}", value):
                 if isinstance(known, torch.Tensor):
                     found.tensors.setdefault(id(known), (name, known))
                     (found.bare if known is value else found.kept).setdefault(name, known)
-                    continue
-                found.modules.setdefault(name, known)
-                for path, parameter in torch.nn.Module.named_parameters(known):
-                    found.tensors.setdefault(id(parameter), (f"{name}.{path}", parameter))
+                elif isinstance(known, float):
+                    found.numbers.setdefault(name, known)
+                else:
+                    found.modules.setdefault(name, known)
+                    for path, parameter in torch.nn.Module.named_parameters(known):
+                        found.tensors.setdefault(id(parameter), (f"{name}.{path}", parameter))
     return found
 
 
@@ -112,9 +116,12 @@ class _Walk:
 
     def below(
         self, name: str, value: object, depth: int = _DEEP
-    ) -> Iterator[tuple[str, torch.Tensor | torch.nn.Module]]:
-        """Yield the tensors and modules that a value is or holds, each with its name. Goes `depth` levels deep."""
-        if isinstance(value, (torch.Tensor, torch.nn.Module)):
+    ) -> Iterator[tuple[str, torch.Tensor | torch.nn.Module | float]]:
+        """Yield the tensors and modules that a value is or holds, and the floats that it holds, each with its name.
+
+        Goes `depth` levels deep.
+        """
+        if isinstance(value, (torch.Tensor, torch.nn.Module)) or (type(value) is float and depth < _DEEP):
             yield name, value
             return
         if not depth or isinstance(value, (*_PLAIN, type, ModuleType)):

@@ -41,7 +41,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import replace
 
-from noclobber.model.reports.finding import Cause, Cure, Finding, Label, Suggestion, label
+from noclobber.model.reports.finding import Cause, Finding, Label, label
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.silent import Event
 from noclobber.rules.shared import carrying
@@ -105,13 +105,8 @@ def _explained(event: Refusal) -> Finding:
     turns = carrying.in_words(event.site)
     headline, forward = _ONCE.format(turns), _FORWARD.format(turns)
     once = event.written is None and not event.shared and carrying.built_once(event.site, event.saved, states)
-    if once and event.apart is not None and event.are_all_carried:
-        names = " and ".join(f"`{one.name}`" for one in carrying.states(event))
-        constant = f"or detach {names}, which no optimizer changes, if only the value is meant"
-        helped: list[Help] = [forward, Suggestion(constant, cure=Cure.CONSTANT)]
-        return _finding(replace(event, carried=()), headline, helped, _EACH, Cause.BUILT_ONCE)
     if once and carrying.may_be_constant(event):
-        helped = [carrying.constant(event), f"or {forward}"]
+        helped: list[Help] = [carrying.constant(event), f"or {forward}"]
         return _finding(replace(event, carried=()), headline, helped, _EACH, Cause.BUILT_ONCE)
     if once:
         stepped = carrying.steps_in_loop(event.site)

@@ -76,7 +76,7 @@ def step_cures(clobber: Clobber, write: Write) -> tuple[Suggestion, ...]:
         )
         constant = "or, if its result is a constant in the loop (a target, an old log-probability), detach it there"
         if carrying.may_be_constant(clobber):
-            return Suggestion(carrying.constant(clobber), cure=Cure.CONSTANT), Suggestion(f"or {forward}")
+            return Suggestion(carrying.constant(clobber)), Suggestion(f"or {forward}")
         if _has_turns(write):
             return (Suggestion(later, cure=Cure.LATER), Suggestion(f"or {forward}"))
         return (Suggestion(forward), Suggestion(f"or {later}", cure=Cure.LATER), Suggestion(constant))
