@@ -19,19 +19,6 @@ for _ in range(2):
     torch.sigmoid(h, out=out)
     out.square().sum().backward()
 """
-SCRATCH = """\
-import torch
-class Layer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = torch.nn.Linear(3, 2)
-        self.register_buffer("sums", torch.empty(4, 2){})
-    def forward(self, h):
-        torch.sigmoid(self.lin(h), out=self.sums)
-        return self.sums.relu()
-layer = Layer()
-layer(torch.randn(4, 3)).square().sum().backward()
-"""
 SLOPE = """\
 import torch
 net = torch.nn.Linear(3, 2)
@@ -148,16 +135,6 @@ def test_a_gradient_is_checked_by_differences_where_an_operator_has_none_by_forw
     if text is not IMAGE or torch.__version__ < "2.15":  # which has the derivative of grid_sample
         assert CENTRAL in checked.proof
     assert it.judged(wrong).level is not Level.CHECKED
-
-
-@pytest.mark.parametrize("buffer", [", persistent=False", ""])
-def test_what_nothing_reads_with_a_patch_may_hold_anything_unless_it_is_saved(bench, buffer):
-    it = bench(SCRATCH.format(buffer))
-    here = ("torch.sigmoid(self.lin(h), out=self.sums)", "sums = torch.sigmoid(self.lin(h))")
-    judged = it.judged(here, ("return self.sums.relu()", "return sums.relu()"))
-    assert (judged.level is Level.CHECKED) is bool(buffer), (judged.why, judged.proof)
-    kept = it.judged(here, ("return self.sums.relu()", "self.sums.zero_(); return sums.relu()"))
-    assert kept.level is not Level.CHECKED
 
 
 def test_what_differs_from_run_to_run_is_not_checked(bench):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from noclobber.fix.edits import source as source_module
 from noclobber.fix.edits.patch import Patch, line_before
-from noclobber.fix.edits.source import Misfit, Source, changed_lines, diff, replace_file
+from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.proof.trials.source_overlay import Served
 from noclobber.model.reports.finding import Edit
 from noclobber.model.source import Span, source_line
@@ -112,7 +112,6 @@ def test_a_patch_is_made_on_top_of_another(tmp_path):
     patch = patch.edited([edit(path, 3, 5, 3, 6, "2")])
     assert patch.read(str(path)) == "# first\nx = 1\ny = 2\n"
     assert path.read_text() == "x = 1\ny = 1\n"
-    assert patch.lines == 2
 
 
 TEXTS = st.lists(st.sampled_from(["", "x = 1", "    é = 2", "\ty", "# 日本"]), max_size=8)
@@ -169,7 +168,6 @@ def test_a_text_in_place_of_a_file_has_the_lines_of_python(tmp_path):
 def test_which_line_a_line_was_before():
     old, new = "a\nb\nc\n", "a\nB1\nB2\nc\n"
     assert [line_before(old, new, line) for line in (1, 2, 3, 4)] == [1, None, None, 3]
-    assert changed_lines(Source("", old, "utf-8"), Source("", new, "utf-8")) == 2
 
 
 PIECES = st.lists(

@@ -3131,26 +3131,6 @@ def run():
 """,
         lambda x, w: torch.autograd.grad((F.linear(x @ w, torch.full_like(w, 0.5)) + 1).square().sum(), [x, w]),
     ),
-    "scratch that several calls fill": (
-        """
-class Scratch:
-    def __init__(self):
-        self.a, self.b = torch.empty(3, 4, dtype=torch.float64), torch.empty(3, dtype=torch.float64)
-    def reset(self, n):
-        self.b = torch.empty(n, dtype=torch.float64)
-    def __call__(self, h):
-        f = h.new_zeros(3)
-        for _ in range(2):
-            torch.add(h, f.unsqueeze(1), out=self.a)
-            torch.logsumexp(self.a, dim=1, out=self.b)
-            f = f - self.b
-        return f
-
-def run():
-    Scratch()(x @ w).square().sum().backward()
-""",
-        lambda x, w: torch.autograd.grad(_twice_normed(x @ w).square().sum(), [x, w]),
-    ),
     "a variable that a call fills": (
         """
 def run():

@@ -30,7 +30,7 @@ from noclobber.mend.copies.own_bytes import (
     recorded_views,
     returned_apart,
 )
-from noclobber.mend.copies.own_copies import local_copy, on_copies
+from noclobber.mend.copies.own_copies import on_copies
 from noclobber.mend.flags import without_cache, without_flag, written_in_place
 from noclobber.mend.holders.seen import is_read_elsewhere
 from noclobber.mend.new_tensors.new_tensor import put_into, written_anew
@@ -39,7 +39,7 @@ from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import views
 from noclobber.mend.order.earlier_backwards import backward_first
 from noclobber.mend.order.forwards_in_loops import moved_in
-from noclobber.mend.order.later_writes import hook_later, put_off
+from noclobber.mend.order.later_writes import put_off
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit, Finding
@@ -76,9 +76,7 @@ CURES: tuple[Mend, ...] = (
     without_flag,
     without_cache,
     kept_as_clone,
-    hook_later,
     on_copies,
-    local_copy,
     written_in_place,
     not_again,
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from noclobber.fix.edits.source import Misfit, Source, changed_lines
+from noclobber.fix.edits.source import Misfit, Source
 from noclobber.model.reports.finding import Edit, Finding, Label
 from noclobber.model.source import Owner, Span, owner_of
 from noclobber.syntax.compiling import compiled
@@ -81,11 +81,6 @@ class Patch:
     def served(self) -> dict[str, bytes]:
         """The bytes of the patched files. Raises Misfit where an encoding has none."""
         return {path: source.data for path, source in self.after.items()}
-
-    @property
-    def lines(self) -> int:
-        """How many lines it touches."""
-        return sum(changed_lines(self.before[path], self.after[path]) for path in self.after)
 
     def key(self) -> tuple[tuple[str, str], ...]:
         """Equal for patches that do the same; empty where they do nothing."""

@@ -161,12 +161,6 @@ def _spelled(byte: int) -> str:
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
 
 
-def changed_lines(before: Source, after: Source) -> int:
-    """How many lines a patch touches: one that stands in another's place counts once."""
-    matcher = difflib.SequenceMatcher(None, before.plain.split("\n"), after.plain.split("\n"), autojunk=False)
-    return sum(max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal")
-
-
 def replace_file(source: Source) -> None:
     """Write a file whole or not at all, with the mode that it has. Raises OSError and Misfit."""
     data = source.data

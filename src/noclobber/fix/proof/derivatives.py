@@ -62,21 +62,17 @@ class Stage:
 
 @dataclass(slots=True)
 class Alone:
-    """The patched program under nothing, with its numbers in float64 where it does not say which type they have.
-
-    What it keeps under `unread` attributes is not compared.
-    """
+    """The patched program under nothing, with its numbers in float64 where it does not say which type they have."""
 
     launcher: Launcher
     order: Order
-    unread: frozenset[str]
     _runs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def events(self, calls: int) -> list[dict[str, Any]]:
         """What is recorded up to some number of backward calls, each with its derivatives."""
         if calls not in self._runs:
             run = self.launcher.run(replace(self.order, backwards=calls, after=calls - 1, whole=calls))
-            self._runs[calls] = comparison.without(self.unread, evidence.read(run.evidence))
+            self._runs[calls] = evidence.read(run.evidence)
         return self._runs[calls]
 
     def is_given(self, number: int) -> bool:

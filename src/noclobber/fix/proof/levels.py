@@ -34,8 +34,6 @@ class Verdict:
     level: Level = Level.UNPROVEN
     comparable: bool = False
     """Whether they might have been compared, and those of another patch may be."""
-    complete: bool = False
-    """Whether every gradient was compared."""
     elsewhere: bool = False
     """Whether the findings that are left are about other writes."""
     differs: bool = False

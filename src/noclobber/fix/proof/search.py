@@ -1,8 +1,7 @@
-"""Fixes one finding after another: tries candidates, and keeps the proven one that costs least."""
+"""Fixes one finding after another: tries candidates, the cheapest first, and keeps the first that is proven."""
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,12 +25,8 @@ from noclobber.model.reports.shared_writes import of_one_write
 from noclobber.model.seen.silent import Untracked
 
 ROUNDS = 8
-MOST_PROVEN = 3
-"""Proven ones that are compared for what they cost."""
 AT_ONCE = 2
 """Candidates that are run at the same time. Beside the first runs what it is compared with."""
-_ALIKE = 1.05
-"""Two candidates whose kept bytes differ by less than this factor count as equal."""
 _UNPROVEN = "this patch removes the finding, but another one is left"
 
 
@@ -66,27 +61,20 @@ class _Attempt:
 
     @property
     def clean(self) -> list[_Tried]:
-        """The proven candidates that leave nothing to fix, without those that do more than another one of them."""
-        clean = [one for one in self.proven if one.verdict.clean]
-        return [one for one in clean if not _does_more(one.candidate, clean)]
+        """The proven candidates that leave nothing to fix."""
+        return [one for one in self.proven if one.verdict.clean]
 
     def ordered(self) -> list[_Tried]:
-        """Return the best first: by cost if every gradient was compared, else the likeliest first."""
-        likeliest = sorted(self.clean, key=lambda one: one.verdict.comparable)
-        clean = _ranked(self.clean) if self._can_choose() else likeliest
+        """Return the best first: what leaves nothing to fix, and then what was compared."""
+        clean = sorted(self.clean, key=lambda one: one.verdict.comparable)
         return clean + [one for one in self.proven if not one.verdict.clean]
 
     def is_enough(self, following: Change) -> bool:
         """Return True if the `following` candidate, and all after it, are not needed. One that leaves findings of the
         same write is not enough."""
         if self.clean:
-            last = all(one.verdict.comparable for one in self.clean)
-            many = len(self.clean) >= MOST_PROVEN or following.cost >= LAST_RESORT
-            return many or not (last or self._can_choose())
+            return following.cost >= LAST_RESORT or not all(one.verdict.comparable for one in self.clean)
         return any(one.verdict.elsewhere for one in self.proven)
-
-    def _can_choose(self) -> bool:
-        return all(one.verdict.complete for one in self.clean)
 
 
 class RepairSearch:
@@ -207,15 +195,9 @@ class RepairSearch:
         """Try candidates in their order until enough is known."""
         attempt = _Attempt()
         waiting, running = deque(found), deque[_Running]()
-        told = False
         while (waiting or running) and not attempt.is_enough(running[0].candidate if running else waiting[0]):
-            if attempt.clean and not told:
-                self._tell(f"right so far: {attempt.clean[0].candidate.title}; now comparing costs")
-                told = True
             if waiting and len(running) < (AT_ONCE if attempt.proven or attempt.failed else 1):
                 candidate = waiting.popleft()
-                if _does_more(candidate, attempt.clean):
-                    continue
                 self._tell(f"trying {len(found) - len(waiting)} of {len(found)}: {candidate.title}")
                 if (one := self._begun(candidate, attempt)) is not None:
                     running.append(one)
@@ -295,25 +277,7 @@ def _with_those_beside(
     return [replace(shown, title=", and ".join(titles)), *found]
 
 
-def _does_more(candidate: Change, clean: list[_Tried]) -> bool:
-    """Return True if some of the edits of a candidate are enough. A sound one is as it should be."""
-    return not candidate.is_sound and any({*one.candidate.edits} < {*candidate.edits} for one in clean)
-
-
 def _to_fix(result: Result) -> list[Finding]:
     """Return the findings of a run. Those of one write that only the author can decide are one question."""
     asked = of_one_write(one for one in result.findings if is_of_intent(one))
     return [*(one for one in result.findings if not is_of_intent(one)), *asked]
-
-
-def _ranked(proven: list[_Tried]) -> list[_Tried]:
-    """Sort: last resorts at the end, then by fewest bytes, smallest diff, and likeliest."""
-    sizes = [one.verdict.result.saved for one in proven if one.verdict.result is not None]
-    least = min((size for size in sizes if size is not None), default=0)
-
-    def price(tried: _Tried) -> tuple[bool, int, int, int]:
-        saved = tried.verdict.result.saved if tried.verdict.result is not None else None
-        more = sys.maxsize if saved is None else saved if saved > least * _ALIKE else least
-        return (tried.candidate.cost >= LAST_RESORT, more, tried.patch.lines, tried.candidate.cost)
-
-    return sorted(proven, key=price)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from noclobber.fix.edits import scratch
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit
 from noclobber.fix.proof.baselines import (
@@ -174,16 +173,15 @@ class Prover:
 
     def _judged(self, result: Result, patch: Patch) -> Verdict:
         """Compare with what was found so far, step by step; the verdict is the least sure one."""
-        unread = scratch.unread(patch, result.files)
         # What is left to fix, and raises nothing, spoils gradients too, and what is printed of them: all is compared
         # with it kept from that.
         spoilt = any(isinstance(one.event, Clobber) and one.event.message is None for one in result.findings)
         kept = self._launcher.run(self._order("reference", patch)) if spoilt else result
-        found = comparison.without(unread, evidence.read(kept.evidence))
+        found = evidence.read(kept.evidence)
         if not result.findings and not self._ends_as_before(result):
             return Verdict(False, why=result.failure, result=result)
         verdicts, shown = [], replace(kept, report=result.report)
-        alone = Alone(self._launcher, replace(self._order("bare", patch), double=True), unread)
+        alone = Alone(self._launcher, replace(self._order("bare", patch), double=True))
         for stage in self._stages:
             verdicts.append(replace(self._at(stage, found, shown, alone, patch), result=result))
             if not verdicts[-1].right:
@@ -248,8 +246,7 @@ class Prover:
                 if not whole and is_refused(codes):
                     return derived(said=f"{_counted(compared, reference.words)}; ")
                 proof = _matches(compared, reference, result)
-                complete = whole and kind in WHOLE
-                return Verdict(True, clean, proof=proof, level=Level.PROVEN, complete=complete, result=result)
+                return Verdict(True, clean, proof=proof, level=Level.PROVEN, result=result)
         if (differences and DRIFT not in codes) or (besides and not differences):
             return Verdict(False, why=[*differences, *besides][0], differs=True, of_loss=of_loss, result=result)
         for reference in stage.references.known():

@@ -5,7 +5,7 @@ them: an update by hand may mean that the forward runs again. The gradient is th
 read, and flows through the copies to them. The module is one of a library, as the save is at its call, and its name
 leads to the weight in the name of that. What shards, synchronises or compiles a module reads them in its own way.
 
-Tried is the same for buffers, and for any module; and a copy of one that another process writes.
+Tried is the same for buffers, and for any module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from noclobber.mend.change import LAST_RESORT, Change, change
+from noclobber.mend.change import LAST_RESORT, Change
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.syntax.edits import before, replace
@@ -106,21 +106,6 @@ def _is_by_gradients(write: WriteSyntax) -> bool:
     made = [value for one in nodes if (value := definition(file, one, found)) is not None]
     nodes += [each for one in made for each in named(one)]
     return any("grad" in last_name(one) and last_name(one) not in UNRECORDING for one in nodes)
-
-
-def local_copy(scene: Scene) -> Iterator[Change]:
-    """`net(x)` on a `copy.deepcopy(net)` of the function's own, where another process writes the shared one."""
-    elsewhere = any(one.via == "process" for one in scene.finding.writes)
-    for place in scene.places("save") if elsewhere else ():
-        call, file = place.node, place.file
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or _is_function(call):
-            continue
-        net = call.func.id
-        edits = [before(file, call, f"local = copy.deepcopy({net})"), replace(file, call.func, "local")]
-        imports = [one for one in file.tree.body if isinstance(one, ast.Import)]
-        if imports and not any(alias.name == "copy" for one in imports for alias in one.names):
-            edits.append(before(file, imports[0], "import copy"))
-        yield from change(f"work on a local copy of `{net}`", edits, LAST_RESORT + 1)
 
 
 def _runs_once(file: File, call: ast.Call) -> bool:

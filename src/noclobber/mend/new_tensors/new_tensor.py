@@ -34,7 +34,6 @@ from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Refusal, without_indexes
 from noclobber.model.seen.operators import FACTORIES, RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
-from noclobber.model.units import listed
 from noclobber.syntax.edits import after, cloned_before, remove, replace, rewritten
 from noclobber.syntax.names import (
     arguments,
@@ -89,7 +88,7 @@ from noclobber.syntax.writes import (
     written_by,
 )
 
-_REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC310", "NC399")
+_REFUSED = ("NC303", "NC304", "NC305", "NC307", "NC309", "NC310", "NC399")
 """Refusals of the memory that is written, where a new tensor has none of what PyTorch refuses."""
 _SHAPING = TWIN_IS_VIEW - {"detach_"}
 """Operators that give a tensor another shape in place, which whoever holds it may ask for."""
@@ -104,7 +103,6 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         yield found
     writes, together = scene.writes(), list[Edit]()
     for write in writes:
-        yield from _held_by_name(scene, write)
         given = write.call is not None and keyword(write.call, "out") is not None
         if scene.is_refused and not (given or is_read_on(write)):
             continue
@@ -251,54 +249,6 @@ def _stays(file: File, value: ast.expr, at: ast.AST) -> bool:
     given = [one for name in walk(value, ast.Name) if (one := definition(file, name, at)) is not None]
     is_told = all(keyword(one, "device") is not None for one in made)
     return is_told and all(_stays(file, one, file.statement(one) or one) for one in given)
-
-
-def _held_by_name(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
-    """`f(a, out=self.t)` and what then reads `self.t`, as `t = f(a)`: where no other function reads that attribute.
-
-    Bound to the attribute, the result would keep its graph alive, and make of a buffer what cannot be copied;
-    so it comes before all others. PyTorch would refuse the other calls into `out=` next, so they change with it. That
-    is sound, as the refused calls never gave anybody a value.
-    """
-    if write.call is None or keyword(write.call, "out") is None:
-        return
-    rows = _refused_alike(write.file, write.statement, write) if scene.is_refused else []
-    filling = [write, *(write_in(write.file, one) for one in rows)]
-    edits, names = list[Edit](), list[str]()
-    for name in dict.fromkeys(one.name for one in filling):
-        found = _in_name(write.file, name, [one for one in filling if one.name == name])
-        if not found:
-            return
-        edits += found
-        names.append(name.removeprefix("self."))
-    if scene.is_refused or names[0] != write.name:
-        texts = listed([f"`{one}`" for one in names])
-        title = f"take the result as a new tensor: {texts}"
-        yield Change(title, tuple(edits), -1, Cure.OUT_OF_PLACE, is_sound=scene.is_refused)
-
-
-def _in_name(file: File, name: str, filling: list[WriteSyntax]) -> list[Edit]:
-    """The edits by which a plain name holds what calls fill, a variable or an attribute of `self`; empty where anything
-    but what follows the first call, in its block or below, reads that."""
-    first, short = min(filling, key=lambda one: starts(one.statement)), name.removeprefix("self.")
-    scope, edits = file.scope(first.statement), [out_of_place(one) for one in filling]
-    if any(not one or not one[0].replacement.startswith(f"{name} = ") for one in edits) or "." in short:
-        return []
-    own = [one for one in named(scope) if dotted(one) == name and one not in [each.target for each in filling]]
-    block = file.block(first.statement)
-    below = block[block.index(first.statement) + 1 :]
-    after = [one for one in own if any(row in (one, *file.around(one)) for row in below) and file.scope(one) is scope]
-    if name == short:
-        bound = [one for one in own if is_stored(file, one)]
-        fits = bound and [*bound, *after] == own and not loses_write(first)
-        return [one for each in edits for one in each] if fits else []
-    elsewhere = (one for one in attributes(file.tree, short) if one not in own)
-    if any(not is_stored(file, one) for one in elsewhere if one not in [each.target for each in filling]):
-        return []
-    if after != own or any(is_stored(file, one) for one in own) or short in names_in(scope):
-        return []
-    bound_anew = [Edit(one.span, one.replacement.removeprefix("self.")) for each in edits for one in each]
-    return [*bound_anew, *(replace(file, one, short) for one in after)]
 
 
 def _sound(scene: Scene) -> Change | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from noclobber.mend.change import Change
 from noclobber.mend.holders.making import only_computes
 from noclobber.mend.order.later_writes import calls_of_writers, made_by, makes_all
-from noclobber.mend.order.passing import LEAVING, is_apart, module_of, uses_gradients
+from noclobber.mend.order.passing import LEAVING, is_apart, module_of, runs_what_it_is_given, uses_gradients
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure
 from noclobber.syntax.edits import insert, lines_of, text_of_lines, whole_lines
@@ -82,7 +82,9 @@ def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
     bound = {name for one in passed for name in names_stored(one)}
     if any(bound & names_read(one) or not dotted(owner(call_of(one))) for one in moved):
         return
-    if not is_apart(scene, file, passed) or any(next(walk(one, *LEAVING), None) is not None for one in passed):
+    if runs_what_it_is_given(scene, file, passed) or not is_apart(scene, file, passed):
+        return
+    if any(next(walk(one, *LEAVING), None) is not None for one in passed):
         return
     if any(one.name == "backward" for each in scene.files() for one in functions(each.tree)):
         return

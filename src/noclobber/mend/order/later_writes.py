@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
-from noclobber.mend.order.passing import LEAVING, is_apart, uses_gradients
+from noclobber.mend.order.passing import LEAVING, is_apart, runs_what_it_is_given, uses_gradients
 from noclobber.mend.order.steps import operands
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Write
 from noclobber.model.seen.operators import DRAWING
-from noclobber.model.seen.silent import Drift, LostHook
-from noclobber.syntax.edits import after, insert, lines_of, remove, text_of_lines, whole_lines
+from noclobber.model.seen.silent import Drift
+from noclobber.syntax.edits import insert, lines_of, text_of_lines, whole_lines
 from noclobber.syntax.names import (
     call_of,
     called,
@@ -119,11 +118,13 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
         lines, title = (lines_of(file, moved[0])[0], last_line(moved[-1])), "make this change after the backward"
         put = insert(file, *file.end_of_line(last_line(passed[-1])), "\n" + text_of_lines(file, *lines))
         is_sound &= makes_all(scene, file, lambda node: any(row in (node, *file.around(node)) for row in moved))
+        is_sound &= not runs_what_it_is_given(scene, file, heads)
         yield Change(title, (whole_lines(file, *lines), put), cost, Cure.LATER, is_sound)
     else:
         edits = _taken_in(file, block, passed)
         title = "run the backward inside this `with`, whose end makes the change"
         is_sound &= makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
+        is_sound &= not runs_what_it_is_given(scene, file, heads)
         yield from change(title, edits, cost, Cure.LATER, is_sound)
 
 
@@ -173,18 +174,6 @@ def makes_all(scene: Scene, file: File, is_there: Callable[[ast.AST], bool]) -> 
         if not any(is_there(place.node) for place in places if place is not None and place.file is file):
             return False
     return True
-
-
-def hook_later(scene: Scene) -> Iterator[Change]:
-    """The registration of a hook, moved below the write that would drop it, where both are in one function."""
-    writes = scene.writes() if isinstance(scene.finding.event, LostHook) else []
-    for write, place in product(writes, scene.places("create")):
-        file, statement = place.file, place.row
-        same = file.path == write.file.path and file.scope(statement) is file.scope(write.statement)
-        gone, text = remove(file, statement), file.source(statement)
-        if same and "\n" not in text and statement.lineno < write.statement.lineno:
-            put = after(file, write.statement, text)
-            yield from change("register the hook after the write", [gone, put], 3)
 
 
 def _passed(

@@ -39,7 +39,6 @@ def is_apart(scene: Scene, file: File, rows: Sequence[ast.AST]) -> bool:
         and not any(_is_property(one) and uses_gradients(file, one) for one in own)
         and not any(uses_gradients(file, one) or _freezes(one) for one in (*rows, *ran))
         and not any(next(walk(one, ast.Raise, ast.Assert), None) for one in ran)
-        and not _runs_what_it_is_given(scene, file, rows, ran)
     )
 
 
@@ -70,9 +69,10 @@ def uses_gradients(file: File, node: ast.AST) -> bool:
     return any(one in ("step", "backward") or ("grad" in one and one not in UNRECORDING) for one in names)
 
 
-def _runs_what_it_is_given(scene: Scene, file: File, rows: Sequence[ast.AST], ran: Sequence[ast.AST]) -> bool:
+def runs_what_it_is_given(scene: Scene, file: File, rows: Sequence[ast.AST]) -> bool:
     """`for each in callbacks: each(loss)`, `getattr(each, name)(loss)`: whether some statements, or what they run, call
     what a variable holds. It may do anything, also with gradients."""
+    ran = [one for row in rows for one in run_by(scene, row)]
     held = {one.attr for each in scene.files() for one in walk(each.tree, ast.Attribute) if is_stored(each, one)}
     top = {name for row in file.tree.body if isinstance(row, ast.Assign) for name in names_stored(row)}
     for part, scope in (*((row, file.scope(row)) for row in rows), *zip(ran, ran, strict=True)):

@@ -112,23 +112,6 @@ def compare(right: list[Event], found: list[Event], *, truncated: bool = False) 
     return Comparison(compared - unmatched, exact, wrong, unmatched, bool(unused or furthest))
 
 
-def without(attributes: frozenset[str], events: list[Event]) -> list[Event]:
-    """Return what was recorded without some attributes: what the other run has there is then compared with nothing."""
-
-    def left(seen: dict[str, Seen]) -> dict[str, Seen]:
-        return {name: one for name, one in seen.items() if _name(name).rpartition(".")[2] not in attributes}
-
-    # What a step "held" are the weights of its optimizer, in their order.
-    return [
-        event if event["kind"] == "stepped" else event | {what: left(event[what]) for what in _NAMED if what in event}
-        for event in events
-    ]
-
-
-_NAMED = ("buffers", "state", "bare", "held")
-"""What an event has by the names of attributes."""
-
-
 def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: bool = True, kept: bool = True) -> str:
     """Return in words what differs between two runs besides their gradients; empty where nothing does.
 
