@@ -268,13 +268,14 @@ class RepairSearch:
 def _with_those_beside(
     found: list[Change], finding: Finding, findings: list[Finding], read: Callable[[str], str]
 ) -> list[Change]:
-    """Return the candidates of a finding with what a report shows for it first, where that mends more findings."""
+    """Return the candidates of a finding, the cheapest first, with what a report shows for it and other findings."""
     all_shown = fitted(findings, read)
     shown = next((change for one, change in all_shown if one is finding), None)
     if shown is None or any({*one.edits} >= {*shown.edits} for one in found):
         return found
     titles = dict.fromkeys(one.title for _, one in all_shown if one is not None and one.edits == shown.edits)
-    return [replace(shown, title=", and ".join(titles)), *found]
+    at = next((number for number, one in enumerate(found) if one.cost >= shown.cost), len(found))
+    return [*found[:at], replace(shown, title=", and ".join(titles)), *found[at:]]
 
 
 def _to_fix(result: Result) -> list[Finding]:

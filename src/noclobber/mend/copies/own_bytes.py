@@ -86,13 +86,14 @@ def expanded(scene: Scene) -> Iterator[Change]:
 
 
 def not_shared(scene: Scene) -> Iterator[Change]:
-    """`torch.from_numpy(buf)` with `.clone()`, and `.numpy()` with `.copy()`, where the memory is handed over."""
+    """`torch.from_numpy(buf)` with `.clone()`, and `.numpy()` with `.copy()`, where the memory is handed over: one copy
+    there serves all that is saved of it."""
     for place in scene.places("create") if scene.code == "NC202" else ():
         for one in [place.node] if isinstance(place.node, ast.Call) else walk(place.row, ast.Call):
             if called(one) in SHARES:
-                yield Change("give the tensor its own bytes", (append(place.file, one, ".clone()"),), 1)
+                yield Change("give the tensor its own bytes", (append(place.file, one, ".clone()"),), 0)
             elif called(one) in ("numpy", "__array__"):
-                yield Change("give numpy a copy", (append(place.file, one, ".copy()"),), 1)
+                yield Change("give numpy a copy", (append(place.file, one, ".copy()"),), 0)
     for file in scene.files() if scene.code == "NC202" else ():
         for one in calls(file.tree, *SHARES):
             yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
