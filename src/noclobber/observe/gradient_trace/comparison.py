@@ -123,7 +123,7 @@ def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: boo
         (_stepped_differ(right, found, within) if stepped else "")
         or _kept_differ(right, found, "buffers")
         or (_kept_differ(right, found, "state", within) if stepped and kept else "")
-        or (_losses_differ(right, found, within) if stepped and kept else "")
+        or (_losses_differ(right, found) if exact and stepped and kept else "")
         or (_ends_differ(right, found, "held", within) if stepped else "")
         or (_ends_differ(right, found, "leaves") if exact and stepped else "")
     )
@@ -476,7 +476,7 @@ def _kept_differ(right: list[Event], found: list[Event], what: str, within: floa
     return ""
 
 
-def _losses_differ(right: list[Event], found: list[Event], within: float) -> str:
+def _losses_differ(right: list[Event], found: list[Event]) -> str:
     """Return in words which loss the program keeps as another number, as in `history.append(loss.item())`; empty where
     none is. Numbers of other kinds may be times."""
     roots = [one for event in right for one in event.get("roots", ()) if one is not None]
@@ -485,7 +485,7 @@ def _losses_differ(right: list[Event], found: list[Event], within: float) -> str
         for one, other in zip(_kept_at(right, end=end), _kept_at(found, end=end), strict=False):
             for name, number in one["numbers"].items():
                 got = other["numbers"].get(name, number)
-                if abs(number) in losses and not math.isclose(number, got, rel_tol=within):
+                if abs(number) in losses and not math.isclose(number, got, rel_tol=_SKETCHES):
                     return _said("numbers", name)
     return ""
 
