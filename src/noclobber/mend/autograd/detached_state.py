@@ -103,7 +103,10 @@ def _carried(scene: Scene) -> Iterator[Change]:
     if any(_is_kept_term(file, read.row, name) for one in carried for name in (one.name, one.variable) if name):
         return
     is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
-    is_known &= all(_spelled(file, read, one.name) == one.name for one in carried)
+    roots = [re.split(r"\W", line)[0] for line in lines]  # by another name it may be another object
+    is_known &= all(
+        root in (re.split(r"\W", one.name)[0], one.variable) for root, one in zip(roots, carried, strict=True)
+    )
     is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in carried)
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in carried]
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in carried))
