@@ -125,8 +125,18 @@ def test_what_reads_the_loss_of_a_turn_stays_in_its_loop() -> None:
         "for agent in agents:",
         "    agent.opt.step()",
     ]
-    chosen = source.replace("agent.opt.step()", "if loss > 0:\n                agent.opt.step()")
-    assert not any("for agent in agents" in one.partition("history")[2] for one in mended("NC103", chosen, **labels))
+    also = source.replace("agent.opt.step()", "agent.opt.step()\n            agent.plan.step()")
+    found = mended("NC103", also, **labels)
+    assert found[0].rstrip().split("\n")[4:] == [
+        "for agent in agents:",
+        "    agent.opt.step()",
+        "    agent.plan.step()",
+    ]
+    for other in (
+        source.replace("agent.opt.step()", "if loss > 0:\n                agent.opt.step()"),
+        source.replace("loss.item()", "loss.item() + agent.net.weight.norm()"),
+    ):
+        assert not any("for agent in agents" in one.partition("history")[2] for one in mended("NC103", other, **labels))
 
 
 STATES = [

@@ -4528,6 +4528,100 @@ def run():
     hard(out)
     (loss * net.last.detach().sum()).backward()
 """,
+    "a state that a method clears at the end of some turns": """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.state = nn.Parameter(w.detach().clone()), None
+    def reset(self):
+        self.state = None
+    def forward(self, x):
+        self.state = torch.tanh((x if self.state is None else self.state) @ self.weight)
+        return self.state
+cell = Cell()
+opt = torch.optim.SGD(cell.parameters(), lr=0.1)
+
+def run():
+    for turn in range(4):
+        loss = cell(x.detach()).square().sum()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        if turn % 2 == 1:
+            cell.reset()
+    x.grad, w.grad = cell.weight.detach(), cell.weight.grad
+""",
+    "an operand that is a number in another call": """
+def scaled(h, factor):
+    return h * factor
+def run():
+    h = x.exp() + 1
+    h.add_(1)
+    y = scaled(x, h)
+    z = scaled(x, 0.5)
+    kept = [h]
+    h.mul_(3)
+    (y + z + kept[0]).sum().backward()
+""",
+    "what a region reads is a number at first": """
+from torch.utils.checkpoint import checkpoint
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+    def warm(self):
+        self.scale = torch.full((4,), 0.5, dtype=torch.float64)
+    def decay(self):
+        self.scale.mul_(0.9)
+    def region(self, h):
+        return torch.tanh(h * self.scale)
+    def forward(self, h):
+        return checkpoint(self.region, h, use_reentrant=False)
+
+def run():
+    net = Scaled()
+    net(x @ w).sum().backward()
+    net.warm()
+    y = net(x @ w).sum()
+    net.decay()
+    y.backward()
+""",
+    "a region that has a variable with the name of what it reads": """
+from torch.utils.checkpoint import checkpoint
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.full((4,), 0.5, dtype=torch.float64)
+    def region(self, h):
+        for scale in range(2):
+            h = torch.tanh(h * self.scale)
+        return h
+    def forward(self, h):
+        y = checkpoint(self.region, h, use_reentrant=False)
+        self.scale += 0.25
+        return y
+
+def run():
+    Scaled()(x @ w).sum().backward()
+""",
+    "parts in a list, of a tensor that a loop writes": """
+def run():
+    h = x @ w
+    rows = list(h.unbind(0))
+    for row in rows:
+        row.mul_(3)
+    h.sum().backward()
+""",
+    "parts that are read below the loop which writes them": """
+def run():
+    h = x @ w
+    rows = h.unbind(0)
+    for row in rows:
+        row.mul_(3)
+    (h.sum() + rows[0].sum()).backward()
+""",
     "a state that the function of the backward has by another name": """
 class Net(nn.Module):
     def __init__(self):

@@ -225,6 +225,8 @@ class Prover:
             if others and DRIFT in codes:  # what a region changes twice as it is, it changes once in the last reference
                 besides.append(others)
                 continue
+            if same and compared.exact and kind in WHOLE and kind != "before":
+                others = others or _numbers_differ(stage.references, kind, found)
             if others and same:
                 return Verdict(False, why=others, differs=True, result=result)
             if comparison.says_nothing(reference.events):
@@ -357,6 +359,10 @@ class Prover:
             or comparison.besides(once.events, twice.events, exact=compared.exact)
             or printed.difference(once.result, twice.result)
         )
+
+
+def _numbers_differ(references: References, kind: Kind, found: list[dict[str, Any]]) -> str:
+    return comparison.numbers_differ(references.get(kind).events, found, lambda: references.again(kind).events)
 
 
 def _counted(compared: comparison.Comparison, words: str) -> str:

@@ -27,6 +27,7 @@ from noclobber.rules.shared.carrying import is_carried, is_renewed, sum_of_turns
 from noclobber.syntax.assigning import begins_anew
 from noclobber.syntax.edits import after, append, before, with_argument, without_retaining
 from noclobber.syntax.names import (
+    attributes_set,
     binds,
     called_by,
     calls,
@@ -41,6 +42,7 @@ from noclobber.syntax.names import (
     targets,
     uses,
     uses_in,
+    value_given,
 )
 from noclobber.syntax.tree import (
     FOR,
@@ -107,6 +109,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
     is_known &= all(
         root in (re.split(r"\W", one.name)[0], one.variable) for root, one in zip(roots, carried, strict=True)
     )
+    is_known &= not any(_is_cleared(file, around, read.row, one.name) for one in carried)
     is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in carried)
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in carried]
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in carried))
@@ -123,6 +126,15 @@ def _carried(scene: Scene) -> Iterator[Change]:
         for more in [retained, *[[]] * bool(retained)]:
             is_sound = is_known and not later and more is retained and not is_returned
             yield from change(title, [*more, edit], 1 + later + (more is not retained), is_sound=is_sound)
+
+
+def _is_cleared(file: File, around: Loop | Function, read: ast.stmt, name: str) -> bool:
+    """Return True if what follows a backward may set a state to `None`: what is none cannot be detached."""
+    stored = attributes_set(file, re.split(r"\W", name.partition("[")[0])[-1])
+    none = [one for one in stored if isinstance(value_given(file, one), ast.Constant)]
+    makers = {getattr(file.scope(one), "name", "") for one in none} - {"__init__"}
+    run = [*none, *calls(around, *makers)] if makers else none
+    return any(around in file.around(one) and starts(one) > starts(read) for one in run)
 
 
 def _goes_on_elsewhere(file: File, around: Loop | Function) -> bool:

@@ -35,7 +35,6 @@ from noclobber.syntax.names import (
     is_stored,
     keyword,
     last_name,
-    mentioned,
     mentions,
     only_target,
     reads,
@@ -145,14 +144,25 @@ def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
 
 
 def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str) -> bool:
-    """Return True if a region that is given a copy reads in both runs what it read in the first: nothing but the region
-    reads the name, what writes it stands elsewhere, and no plain value has changed as well."""
-    writes = scene.writes()
+    """Return True if a region that is given a copy reads in both runs what it read in the first: only the region reads
+    what has the name, which is a tensor, and it does not bind it; what writes that stands elsewhere, no plain value has
+    changed as well, and no other region may run this one."""
+    writes, short = scene.writes(), name.rpartition(".")[2]
     if not _drifts_by(scene, file, name) or any(region in file.around(one.statement) for one in writes):
         return False
-    places, short = {region, *(one.statement for one in writes)}, name.rpartition(".")[2]
-    others = (one for one in mentioned(file, short) if not places & set(file.around(one)))
-    return all(is_stored(file, one) or is_written_alone(file, one) for one in others)
+    places, named = {one.statement for one in writes}, mentions(file, short)
+    inside = [one for one in named if region in file.around(one)]
+    if any(is_stored(file, one) or dotted(one) != name for one in inside) or len(calls(file.tree, "checkpoint")) > 1:
+        return False
+    if any(one.value == getattr(region, "name", "") for one in walk(file.tree, ast.Constant)):
+        return False  # `getattr` may call it
+    others = [one for one in named if one not in inside and not places & set(file.around(one))]
+    if {one.tensor.kind for one in scene.finding.writes} == {"buffer"}:
+        return all(isinstance(one, ast.Attribute) and is_written_alone(file, one) for one in others)
+    made = [value_given(file, one) for one in named if is_stored(file, one)]
+    are_tensors = all(one is not None and is_new(file, one) for one in made)
+    is_whole = all(dotted(one.target) == name for one in writes)
+    return are_tensors and is_whole and all(is_stored(file, one) for one in others)
 
 
 def _drifts_by(scene: Scene, file: File, name: str) -> bool:

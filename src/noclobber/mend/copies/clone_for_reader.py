@@ -50,6 +50,7 @@ from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import (
     attributes,
+    attributes_set,
     called,
     called_by,
     calls,
@@ -81,6 +82,7 @@ from noclobber.syntax.writes import (
     base_of,
     is_flagged,
     is_namespace,
+    is_number,
     tensors_given,
     writes,
 )
@@ -186,6 +188,8 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     splits = [one for one in map(partial(_split_of, file), kept) if one is not None]
     if splits and None not in operands:
         return _of_a_clone(file, splits[0])
+    if any(_may_be_number(file, one) for one in kept):
+        return None
     if kept:
         texts = dict.fromkeys(file.source(one) for one in kept)
         edits = tuple(append(file, one, ".clone()") for one in kept)
@@ -196,6 +200,17 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         title = "write into a clone of the result, and let autograd keep the original"
         return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
     return None
+
+
+def _may_be_number(file: File, operand: ast.expr) -> bool:
+    """Return True if the file somewhere gives a function a number for a parameter, or sets an attribute to one: numbers
+    have no `clone`."""
+    scope = file.scope(operand)
+    if isinstance(operand, ast.Attribute):
+        return any(is_number(value_given(file, one)) for one in attributes_set(file, operand.attr))
+    if not isinstance(operand, ast.Name) or not isinstance(scope, FUNCTION) or operand.id not in parameters(scope):
+        return False
+    return any(is_number(one) for one in given_for(file, operand.id, scope))
 
 
 def _of_factor(scene: Scene, file: File, save: ast.AugAssign) -> Change | None:
@@ -262,6 +277,10 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
     filled = [one.name for one in scene.writes() if one.file.scope(one.statement) is scope]
     is_computed = last_name(owner(made)) in NAMESPACES and called(made) in FUNCTIONS
     if name not in (*parameters(scope), *filled) and not is_computed:
+        return None
+    at = parameters(scope).index(name) - 1 if name in parameters(scope) else -1  # a number has no `clone`
+    applied = (one for one in calls(file.tree, "apply") if last_name(owner(one)) == around.name)
+    if any(is_number(one) for call in applied for one in call.args[at : at + 1] if at >= 0):
         return None
     return Change(f"keep a clone of `{name}`", (append(file, value, ".clone()"),), 2, is_sound=True)
 

@@ -77,7 +77,7 @@ def _by_index(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     if counted:
         edits = [replace(file, loop.target, index), replace(file, loop.iter, ranged)]
     edits += [replace(file, one, text.replace("#", index)) for one in written]
-    is_sound = scene.may_be_recorded and (isinstance(whole, ast.Call) or root not in parameters(file.scope(loop)))
+    is_sound = scene.may_be_recorded and _is_one_tensor(file, loop, whole, root)
     is_sound &= {file.statement(one) for one in written} == {*loop.body} and all(
         is_written_alone(file, one) and saves_nothing(file.statement(one)) for one in written
     )
@@ -86,6 +86,18 @@ def _by_index(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     if is_read_below(file, root, loop):
         clone = cloned_before(file, loop, root)
         yield from change(f"index a clone of `{root}` instead of iterating", [clone, *edits], 2)
+
+
+def _is_one_tensor(file: File, loop: For, whole: ast.expr, root: str) -> bool:
+    """Return True if a loop goes through `x.unbind(0)`, through a tensor that its function has made and binds once, or
+    through the parts of such a tensor by a name that nothing else uses."""
+    scope = file.scope(loop)
+    if isinstance(whole, ast.Call):
+        return root in map(dotted, (owner(whole), *whole.args))
+    made = only_binding(file, scope, root)
+    if made is None or not is_new(file, made.value) or not isinstance(whole, ast.Name):
+        return False
+    return whole.id == root or uses(scope, whole.id, ast.Load) == [whole]
 
 
 def _counter(file: File, loop: For, target: ast.expr) -> str:

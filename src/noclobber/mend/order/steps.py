@@ -283,11 +283,14 @@ def _loop_split(step: Place, read: Place) -> Iterator[Change]:
     header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
     later: list[Edit | None] = [insert(file, rows[at].lineno, 1, f"{indent}{header}\n")]
     made = set[str]().union(*map(names_stored, rows[:at])) - names_in(loop.target)
-    if any(made & names_read(row) for row in rows[at:]):  # in a second loop these are what the last turn has made
-        if rows[at] is not step.row or made & names_read(step.row):
+    moved = [row for row in rows[at:] if not made & names_read(row)]
+    if len(moved) < len(rows[at:]):  # in a second loop these are what the last turn has made
+        if moved[:1] != rows[at : at + 1] or not all(row in moved or _keeps(file, row, made) for row in rows[at:]):
             return
-        below = f"\n{indent}{header}\n{inner}{file.source(step.row)}"
-        later = [remove(file, step.row), insert(file, *file.end_of_line(last_line(loop)), below)]
+        places = [lines_of(file, row) for row in moved]
+        below = "".join(f"\n{text_of_lines(file, *one)}" for one in places)
+        put = insert(file, *file.end_of_line(last_line(loop)), f"\n{indent}{header}{below}")
+        later = [*(whole_lines(file, *one) for one in places), put]
     zeros = [row for row in rows[:at] if isinstance(row, ast.Expr) and calls(row, "zero_grad")]
     if zeros and len(zeros) < at:
         opens = file.span(loop)
@@ -300,6 +303,19 @@ def _loop_split(step: Place, read: Place) -> Iterator[Change]:
         inputs = with_argument(file, call, f"inputs={_of_groups(name)}")
         title = f"step in a second loop, and compute gradients in the first only for the parameters of `{name}`"
         yield from change(title, [inputs, *later], 4)
+
+
+def _keeps(file: File, row: ast.stmt, names: set[str]) -> bool:
+    """`history.append(loss.item())`, `total += loss.item()`: whether a statement keeps what is made of some names, and
+    reads nothing else."""
+    call = call_of(row)
+    is_kept = call is not None and called(call) == "append" and isinstance(owner(call), ast.Name)
+    given = values(call) if call is not None and is_kept else []
+    given = [row.value] if isinstance(row, ast.AugAssign) and isinstance(row.target, ast.Name) else given
+    read = [operands(file, one) for one in given]
+    return bool(read) and all(
+        one is not None and all(isinstance(each, ast.Name) and each.id in names for each in one) for one in read
+    )
 
 
 def _end_of_update(rows: list[ast.stmt], second: int) -> int:

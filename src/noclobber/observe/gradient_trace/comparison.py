@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -123,7 +122,6 @@ def besides(right: list[Event], found: list[Event], *, exact: bool, stepped: boo
         (_stepped_differ(right, found, within) if stepped else "")
         or _kept_differ(right, found, "buffers")
         or (_kept_differ(right, found, "state", within) if stepped and kept else "")
-        or (_losses_differ(right, found) if exact and stepped and kept else "")
         or (_ends_differ(right, found, "held", within) if stepped else "")
         or (_ends_differ(right, found, "leaves") if exact and stepped else "")
     )
@@ -476,18 +474,27 @@ def _kept_differ(right: list[Event], found: list[Event], what: str, within: floa
     return ""
 
 
-def _losses_differ(right: list[Event], found: list[Event]) -> str:
-    """Return in words which loss the program keeps as another number, as in `history.append(loss.item())`; empty where
-    none is. Numbers of other kinds may be times."""
-    roots = [one for event in right for one in event.get("roots", ()) if one is not None]
-    losses = {evidence.norm(one) for one in roots}
-    for end in (False, True):
-        for one, other in zip(_kept_at(right, end=end), _kept_at(found, end=end), strict=False):
-            for name, number in one["numbers"].items():
-                got = other["numbers"].get(name, number)
-                if abs(number) in losses and not math.isclose(number, got, rel_tol=_SKETCHES):
-                    return _said("numbers", name)
-    return ""
+def numbers_differ(right: list[Event], found: list[Event], again: Callable[[], list[Event]]) -> str:
+    """Return in words which float that a container or an object of the program holds is another one, as in
+    `history.append(loss.item())`; empty where none is. `again` runs `right` once more: what differs then too is a time.
+    """
+    rows = list(zip(_kept_at(right, end=False), _kept_at(found, end=False), strict=False))
+    ends = list(zip(_kept_at(right, end=True), _kept_at(found, end=True), strict=False))
+    names = dict.fromkeys(name for one, _ in (*rows, *ends) for name in one["numbers"])
+    arrived = (all(_alike(*pair) for pair in _floats(ends, one)) and _arrives(_floats(rows, one)) for one in names)
+    others = [name for name, is_same in zip(names, arrived, strict=True) if not is_same]
+    once, twice = ([one["numbers"] for one in run if "numbers" in one] for run in (right, again() if others else []))
+    told = (name for name in others if [one.get(name) for one in once] == [one.get(name) for one in twice])
+    return next((_said("numbers", name) for name in told), "")
+
+
+def _floats(rows: list[tuple[Event, Event]], name: str) -> list[tuple[Seen, Seen]]:
+    both = [(one["numbers"].get(name), other["numbers"].get(name)) for one, other in rows]
+    return [
+        (evidence.Sketch((), "float", (one,) * 3), evidence.Sketch((), "float", (other,) * 3))
+        for one, other in both
+        if one is not None and other is not None
+    ]
 
 
 def _kept_at(events: list[Event], *, end: bool) -> list[Event]:
@@ -500,7 +507,7 @@ def _pairs(rows: list[tuple[Event, Event]], what: str, name: str) -> list[tuple[
     return [(wanted[name], got[name]) for wanted, got in both if name in wanted and name in got]
 
 
-def _arrives(pairs: list[tuple[Seen, Seen]], within: float) -> bool:
+def _arrives(pairs: list[tuple[Seen, Seen]], within: float = _SKETCHES) -> bool:
     if all(_alike(*pair, within) for pair in pairs):
         return True
     (first, its_first), (last, its_last) = pairs[0], pairs[-1]
