@@ -262,7 +262,7 @@ def test_each_thread_ends_its_own_block():
 def test_what_a_sampled_step_writes_is_known_where_threads_share_the_object():
     """A thread that starts in a watched step of another one goes on watched, now and then without its steps."""
     seen = noclobber.watch(every=3)
-    for _ in range(20):
+    for _ in range(8):
         in_threads(seen(silent))
     codes = {one.code for one in seen.findings}
     assert codes - {"NC208"} == {"NC201"}  # NC208 where only the write is in a watched step of another thread
