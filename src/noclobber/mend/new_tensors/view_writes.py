@@ -95,7 +95,7 @@ def _is_one_tensor(file: File, loop: For, whole: ast.expr, root: str) -> bool:
     if isinstance(whole, ast.Call):
         return root in map(dotted, (owner(whole), *whole.args))
     made = only_binding(file, scope, root)
-    if made is None or not is_new(file, made.value) or not isinstance(whole, ast.Name):
+    if made is None or root in parameters(scope) or not is_new(file, made.value) or not isinstance(whole, ast.Name):
         return False
     return whole.id == root or uses(scope, whole.id, ast.Load) == [whole]
 
