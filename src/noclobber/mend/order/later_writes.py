@@ -12,7 +12,7 @@ The write in turn, with what it calls in the program's files, may not depend on 
 on a gradient, a name that they bind, a list that they append to, or the state of the generator of random numbers. And
 no hook may read what is written. So the change is sound for weights, whose writes are part of no graph, where the
 statement makes all writes that were seen, by itself or by what it calls. The end of a `with` that writes waits in
-another way: the statements go into the block. Tried is the same for what is no weight.
+another way: the statements go into the block. Tried is the same for what is no weight, and for a call of callbacks.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
     end, is_sound = rows.index(moved[-1]) + 1, scene.is_clobber and scene.is_trained and not scene.steps()
     block = target if isinstance(target, WITH) else None
     heads = [one.context_expr for one in block.items] if block is not None else moved
+    is_sound &= not runs_what_it_is_given(scene, file, heads)
     if end > second or (block is not None and len(heads) > 1):
         return
     passed = _passed(scene, file, heads, rows[end:], rows[second])
@@ -118,13 +119,11 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
         lines, title = (lines_of(file, moved[0])[0], last_line(moved[-1])), "make this change after the backward"
         put = insert(file, *file.end_of_line(last_line(passed[-1])), "\n" + text_of_lines(file, *lines))
         is_sound &= makes_all(scene, file, lambda node: any(row in (node, *file.around(node)) for row in moved))
-        is_sound &= not runs_what_it_is_given(scene, file, heads)
         yield Change(title, (whole_lines(file, *lines), put), cost, Cure.LATER, is_sound)
     else:
         edits = _taken_in(file, block, passed)
         title = "run the backward inside this `with`, whose end makes the change"
         is_sound &= makes_all(scene, file, lambda node: node is block) and _only_ends(scene, file, block, read)
-        is_sound &= not runs_what_it_is_given(scene, file, heads)
         yield from change(title, edits, cost, Cure.LATER, is_sound)
 
 
