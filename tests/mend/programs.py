@@ -2075,6 +2075,217 @@ def run():
 
     opt.step(closure)
 """,
+    "a list that a region gets, of which a part moves on": """
+from torch.utils.checkpoint import checkpoint
+
+def region(h, state):
+    return torch.sin(h + state[1])
+
+def run():
+    h, state = x @ w, [None, torch.ones(4, dtype=torch.float64)]
+    for _ in range(2):
+        h = checkpoint(region, h, state, use_reentrant=False)
+        state[1].mul_(0.5)
+    h.sum().backward()
+""",
+    "a buffer that a region gets as an argument, and reads in another way as well": """
+from functools import partial
+from torch.utils.checkpoint import checkpoint
+
+class Shifted(nn.Module):
+    def forward(self, x, by):
+        return torch.sin(x + by + self.whole[0].steps)
+class Stages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Shifted()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+        self.part.whole = [self]
+    def advance(self):
+        self.steps += 1
+    def forward(self, h):
+        for _ in range(2):
+            h = checkpoint(partial(self.part, by=self.steps), h, use_reentrant=False)
+            self.advance()
+        return h
+stages = Stages()
+
+def run():
+    stages(x @ w).sum().backward()
+""",
+    "a buffer that its module may write as well": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        y = torch.sin(x + self.steps)
+        if y.dim() == 1:
+            self.steps.zero_()
+        return y
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=False)
+        stage.steps += 1
+    h.sum().backward()
+""",
+    "a row of a buffer of a part, between two regions": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stages[1].steps[0] += 1
+    h.sum().backward()
+""",
+    "a buffer of a part of a list, by another number for the same": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stages = nn.Sequential(nn.Identity(), Stage())
+
+def run():
+    h, stage = x @ w, [stages]
+    for _ in range(2):
+        h = checkpoint(stages, h, use_reentrant=False)
+        stage[0][1].steps += 1
+    h.sum().backward()
+""",
+    "a buffer that its module gives a name": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        kept = self.steps
+        return torch.sin(x + kept)
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=False)
+        stage.steps += 1
+    h.sum().backward()
+""",
+    "a buffer between regions that are reentrant": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=True)
+        stage.steps += 1
+    h.sum().backward()
+""",
+    "a buffer and another attribute that move on between two regions": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.ones(4, dtype=torch.float64)
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps) * self.gain
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=False)
+        stage.steps += 1
+        stage.gain = stage.gain * 2
+    h.sum().backward()
+""",
+    "regions in a row that move their own averages": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+    @torch.no_grad()
+    def update(self, h):
+        self.mean.lerp_(h.mean(0), 0.3)
+    def forward(self, h):
+        self.update(h)
+        return torch.tanh(self.lin(h - self.mean))
+stages = nn.ModuleList(Stage() for _ in range(2))
+
+def run():
+    h = x @ w
+    for stage in stages:
+        h = checkpoint(stage, h, use_reentrant=False)
+    h.square().sum().backward()
+""",
+    "regions in a row that move on a place in a chain": """
+from torch.utils.checkpoint import checkpoint
+
+class Chain:
+    def __init__(self):
+        self.levels, self.at = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 0
+    def part(self, h):
+        level = self.levels[self.at]
+        self.at += 1
+        return torch.sin(h * level)
+    def all(self, h):
+        self.at = 0
+        for _ in range(3):
+            h = checkpoint(self.part, h, use_reentrant=False)
+        return h
+chain = Chain()
+
+def run():
+    chain.all(x @ w).sum().backward()
+""",
+    "a region that opens another row each time that it runs": """
+from torch.utils.checkpoint import checkpoint
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(5, 4, dtype=torch.float64))
+        self.register_buffer("count", torch.tensor(1))
+    def forward(self, h):
+        self.count.add_(1)
+        return torch.sin(h @ self.rows[: int(self.count)].t()).sum(1)
+rows = Rows()
+
+def run():
+    y = checkpoint(rows, x @ w, use_reentrant=False)
+    y.square().sum().backward()
+""",
 }
 SOUND["a result that is moved by one row, as a clone"] = """
 def run():
@@ -3556,19 +3767,6 @@ def run():
     h.sum().backward(retain_graph=True)
     h.sum().backward()
 """,
-    "a list that a region gets, of which a part moves on": """
-from torch.utils.checkpoint import checkpoint
-
-def region(h, state):
-    return torch.sin(h + state[1])
-
-def run():
-    h, state = x @ w, [None, torch.ones(4, dtype=torch.float64)]
-    for _ in range(2):
-        h = checkpoint(region, h, state, use_reentrant=False)
-        state[1].mul_(0.5)
-    h.sum().backward()
-""",
     "a buffer that a region gets, and reads without its name": """
 from torch.utils.checkpoint import checkpoint
 
@@ -3657,31 +3855,6 @@ def run():
     h.data.mul_(2)
     (slope,) = torch.autograd.grad(out, h, create_graph=True)
     (slope.square().sum() + (x @ w).sum()).backward()
-""",
-    "a buffer that a region gets as an argument, and reads in another way as well": """
-from functools import partial
-from torch.utils.checkpoint import checkpoint
-
-class Shifted(nn.Module):
-    def forward(self, x, by):
-        return torch.sin(x + by + self.whole[0].steps)
-class Stages(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part = Shifted()
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-        self.part.whole = [self]
-    def advance(self):
-        self.steps += 1
-    def forward(self, h):
-        for _ in range(2):
-            h = checkpoint(partial(self.part, by=self.steps), h, use_reentrant=False)
-            self.advance()
-        return h
-stages = Stages()
-
-def run():
-    stages(x @ w).sum().backward()
 """,
     "weights that a method brings back to length one after each step, and in the forward": """
 class Rows(nn.Module):
@@ -4842,120 +5015,6 @@ def run():
     y = checkpoint(block.run, x, use_reentrant=False)
     y += 1
     (y ** 2).sum().backward()
-""",
-    "a buffer that its module may write as well": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-    def forward(self, x):
-        y = torch.sin(x + self.steps)
-        if y.dim() == 1:
-            self.steps.zero_()
-        return y
-stage = Stage()
-
-def run():
-    h = x @ w
-    for _ in range(2):
-        h = checkpoint(stage, h, use_reentrant=False)
-        stage.steps += 1
-    h.sum().backward()
-""",
-    "a row of a buffer of a part, between two regions": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-    def forward(self, x):
-        return torch.sin(x + self.steps)
-stages = nn.Sequential(nn.Identity(), Stage())
-
-def run():
-    h = x @ w
-    for _ in range(2):
-        h = checkpoint(stages, h, use_reentrant=False)
-        stages[1].steps[0] += 1
-    h.sum().backward()
-""",
-    "a buffer of a part of a list, by another number for the same": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-    def forward(self, x):
-        return torch.sin(x + self.steps)
-stages = nn.Sequential(nn.Identity(), Stage())
-
-def run():
-    h, stage = x @ w, [stages]
-    for _ in range(2):
-        h = checkpoint(stages, h, use_reentrant=False)
-        stage[0][1].steps += 1
-    h.sum().backward()
-""",
-    "a buffer that its module gives a name": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-    def forward(self, x):
-        kept = self.steps
-        return torch.sin(x + kept)
-stage = Stage()
-
-def run():
-    h = x @ w
-    for _ in range(2):
-        h = checkpoint(stage, h, use_reentrant=False)
-        stage.steps += 1
-    h.sum().backward()
-""",
-    "a buffer between regions that are reentrant": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-    def forward(self, x):
-        return torch.sin(x + self.steps)
-stage = Stage()
-
-def run():
-    h = x @ w
-    for _ in range(2):
-        h = checkpoint(stage, h, use_reentrant=True)
-        stage.steps += 1
-    h.sum().backward()
-""",
-    "a buffer and another attribute that move on between two regions": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gain = torch.ones(4, dtype=torch.float64)
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-    def forward(self, x):
-        return torch.sin(x + self.steps) * self.gain
-stage = Stage()
-
-def run():
-    h = x @ w
-    for _ in range(2):
-        h = checkpoint(stage, h, use_reentrant=False)
-        stage.steps += 1
-        stage.gain = stage.gain * 2
-    h.sum().backward()
 """,
     "an update by gradients that have a graph": """
 def run():
@@ -6454,6 +6513,82 @@ def run():
             total += (x @ w).square().sum()
         total.backward()
         opt.step()
+""",
+    "regions in a row that move their own averages, whose results are written": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+    @torch.no_grad()
+    def update(self, h):
+        self.mean.lerp_(h.mean(0), 0.3)
+    def forward(self, h):
+        self.update(h)
+        return torch.tanh(self.lin(h - self.mean))
+stages = nn.ModuleList(Stage() for _ in range(2))
+
+def run():
+    h = x @ w
+    for stage in stages:
+        h = checkpoint(stage, h, use_reentrant=False)
+        h += 1.0
+    h.square().sum().backward()
+""",
+    "a region that moves its own average, whose result a function writes that is given it": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+    @torch.no_grad()
+    def update(self, h):
+        self.mean.lerp_(h.mean(0), 0.3)
+    def forward(self, h):
+        self.update(h)
+        return torch.tanh(self.lin(h - self.mean))
+stages = nn.ModuleList(Stage() for _ in range(2))
+
+def scaled(result):
+    result.mul_(2.0)
+    return result.sum()
+
+def run():
+    loss = scaled(checkpoint(stages[0], x @ w, use_reentrant=False))
+    loss.backward()
+""",
+    "a region that moves its own average, in a model whose result is written": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+    @torch.no_grad()
+    def update(self, h):
+        self.mean.lerp_(h.mean(0), 0.3)
+    def forward(self, h):
+        self.update(h)
+        return torch.tanh(self.lin(h - self.mean))
+stages = nn.ModuleList(Stage() for _ in range(2))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = stages
+    def forward(self, h):
+        return checkpoint(self.stages[0], h, use_reentrant=False)
+net = Net()
+
+def run():
+    out = net(x @ w)
+    out -= 1.0
+    out.square().sum().backward()
 """,
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""

@@ -89,6 +89,24 @@ class Slotted:
         return (x * self.turns).exp()
 
 
+class Restarted:
+    def __init__(self):
+        self.place = 7
+
+    def restart(self):
+        self.place = 0
+
+    def region(self, x):
+        self.place += 1  # changed
+        return (x * self.place).exp()
+
+
+def restarted():
+    rows = Restarted()
+    rows.restart()
+    return rows.region
+
+
 @dataclass
 class Config:
     gain: float = 2.0
@@ -181,6 +199,7 @@ PROGRAMS = {
     "hidden": (lambda: made_by(Recurrent()), "a tensor", "another tensor"),
     "centre": (lambda: made_by(Centred()), "None", "a tensor"),
     "self.turns": (lambda: made_by(Slotted().region), "1", "2"),
+    "self.place": (lambda: made_by(restarted()), "0", "1"),
     "calls": (in_list, "0 long", "1 long"),
     "args[0]['gain']": (in_dict, "2", "3"),
     "gain": (in_closure, "2", "3"),
@@ -196,6 +215,7 @@ LINES = (
     "hidden",
     "centre",
     "self.turns",
+    "self.place",
     "gain",
     "settings.gain",
     "config.gain_of_it",

@@ -68,6 +68,7 @@ class Cure(Enum):
     NO_GRAD = "write under no_grad"
     LATER = "move behind the backward"
     OWN_ROWS = "memory for each sample"
+    RUN_ONCE = "call a region without checkpoint"
 
 
 @dataclass(frozen=True, slots=True)

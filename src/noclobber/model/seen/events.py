@@ -166,6 +166,11 @@ class Write:
     """The calls that lead from the program's first line to this one, which is the last. Of writes in a row at one line,
     the first has them."""
 
+    @property
+    def is_statistics(self) -> bool:
+        """Whether a batch norm in training mode rewrote its running statistics."""
+        return "batch_norm" in self.op
+
 
 @dataclass(frozen=True, slots=True)
 class Read:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.model.seen.silent import Moved
 from noclobber.model.source import Span, source_text
-from noclobber.syntax.names import attributes, dotted, uses_in
+from noclobber.syntax.names import attributes, dotted, uses_in, value_given
 from noclobber.syntax.tree import FUNCTION, File, file_at, walk
 
 _MAKES = ("__init__", "__new__", "__post_init__", "__set__", "setup")
@@ -30,7 +30,8 @@ def is_read(moved: Moved, sources: Sequence[str]) -> bool:
 
 
 def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
-    """Return the statement that sets the value after its first value; None unless the source has exactly one."""
+    """Return the statement that sets the value after its first value; None unless the source has exactly one. One that
+    sets another number than there is now has been followed by that one."""
     if not moved.attribute or moved.replaced or not moved.rebound:
         return None
     found: list[Span | None] = []
@@ -39,9 +40,15 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
         rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
         if moved.is_variable and rows and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
             rows = rows[1:]  # its first value
+        rows = [node for node in rows if not _sets_another(value_given(file, node), moved)]
         found += [file.span(file.statement(node) or node) for node in rows]
         found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
     return found[0] if len(found) == 1 else None
+
+
+def _sets_another(value: ast.expr | None, moved: Moved) -> bool:
+    known = isinstance(value, ast.Constant) and isinstance(value.value, int | float | None)
+    return isinstance(value, ast.Constant) and known and repr(value.value) != moved.now
 
 
 def _files(moved: Moved, sources: Sequence[str]) -> Iterator[File]:

@@ -74,7 +74,7 @@ def is_sync(write: Write) -> bool:
 
     Return False for batch-norm statistics: their operator counts no version, and another rule explains that.
     """
-    if not write.in_forward or is_step(write) or is_statistics(write):
+    if not write.in_forward or is_step(write) or write.is_statistics:
         return False
     if write.op.startswith("c10d::") or "broadcast" in write.op:
         return True
@@ -91,8 +91,3 @@ def in_parallel(site: Site) -> bool:
     paths = [one.code.co_filename.lower() for one in (site, site.inside) if one is not None]
     owned = [path for path in paths if owner_of(path) is not Owner.USER]
     return any(word in path for path in owned for word in _PARALLEL)
-
-
-def is_statistics(write: Write) -> bool:
-    """Whether a batch norm in training mode rewrote its running statistics."""
-    return "batch_norm" in write.op

@@ -45,7 +45,7 @@ from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.account import Help
-from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
+from noclobber.rules.shared.causes import cause, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
 from noclobber.rules.shared.labels import subject, writer_in_words
 from noclobber.rules.shared.stepping import step_cures, step_note
@@ -66,7 +66,7 @@ def find(event: Event) -> Finding | None:
         own, uncounted = "an alias such as `.data` has its own version counter", "a fused optimizer counts no version"
         notes = [step_note(event, first), f"{own if first.via == 'data' else uncounted}, so PyTorch raises nothing"]
         helps: Sequence[Help] = step_cures(event, first)
-    elif is_statistics(first):
+    elif first.is_statistics:
         headline = f"batch norm silently rewrites {what}, which backward still needs"
         notes = [
             "in eval mode batch_norm keeps its running statistics for backward; in train mode it rewrites them and "

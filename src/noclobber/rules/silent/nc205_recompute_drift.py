@@ -63,7 +63,7 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.silent import Drift, Event, Moved
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
-from noclobber.rules.shared.causes import cause, is_statistics, is_step, overlapping
+from noclobber.rules.shared.causes import cause, is_step, overlapping
 from noclobber.rules.shared.labels import known, read_label, same_line, spelled, subject, writer_in_words
 from noclobber.rules.shared.refusing import Text, refused
 from noclobber.rules.shared.stepping import step_cures
@@ -78,6 +78,7 @@ _TAKEN = (
     "the second run of the region takes the kept tensor as it is now, and does not compute it again; a write that is "
     "part of the region is then made a second time"
 )
+_OTHER_WAY = "something that the region reads has changed since forward, so the second run takes another path"
 TEXTS = (
     Text(
         ["Tensor cached during selective activation checkpoint has been mutated"],
@@ -101,7 +102,7 @@ TEXTS = (
             "let the region depend only on its arguments, not on a counter, flag or buffer that changes meanwhile; "
             "above all not on one that the region changes"
         ],
-        "something that the region reads has changed since forward, so the second run takes another path",
+        _OTHER_WAY,
         told="backward runs the region again here",
     ),
 )
@@ -120,14 +121,15 @@ def find(event: Event) -> Finding | None:
     if event.unfilled:
         return _stopped(event)
     moved = [one for one in event.moved if is_read(one, event.sources)]
-    if event.raised or (moved and (event.repeated or all(map(is_statistics, event.writes)))):
-        return _differs(event, moved) if moved else None
+    if moved and (event.raised or event.repeated or all(one.is_statistics for one in event.writes)):
+        return _differs(event, moved)
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
     writes.sort(key=lambda write: not is_step(write))
     if not writes and (drawn := _drawn(event)) is not None:
         return drawn
-    headline, verb = "a checkpointed region gives other bytes when backward runs it again", "overwrites it"
+    differs = f"raises {event.raised}" if event.raised else "gives other bytes"
+    headline, verb = f"a checkpointed region {differs} when backward runs it again", "overwrites it"
     if writes:
         what = subject(writes[0].tensor)
         headline = f"{writer_in_words(writes[0])} changes {what}, which a checkpointed region reads again in backward"
@@ -140,7 +142,7 @@ def find(event: Event) -> Finding | None:
         headline,
         clobber,
         writes,
-        notes=[_AGAIN, *map(_in_words, moved)],
+        notes=[_OTHER_WAY if event.raised else _AGAIN, *map(_in_words, moved)],
         helps=_cures(event, replace(clobber, writes=tuple(writes))),
         verb=verb,
         saved=known("save", event.save.site, computed),

@@ -223,6 +223,9 @@ class CheckpointRegion:
                 if handle.moment >= self.again:
                     yield reread, handle.alias
 
+    def _all_used(self) -> set[int]:
+        return self.used | {reread.key for reread, _ in self._kept_again()}
+
     def _was_written(self) -> bool:
         """Return True if the second run of a reentrant region saved memory that was overwritten since forward. This
         needs no fingerprints."""
@@ -263,12 +266,12 @@ class CheckpointRegion:
             return False
         return bool(self.causes(tensor)) or packed.rough is None or all_known([far(packed.rough, tensor)])[0]
 
-    def causes(self, tensor: torch.Tensor) -> tuple[Write, ...]:
-        """Return the known writes that may have made a tensor differ: to its own outside memory, else to outside memory
-        that the region has saves on, else to all outside memory, and last to what holds what it held. Writes that the
-        second run has made as well count only if there are no others."""
-        own = self.source(tensor)
-        used = self.used | {reread.key for reread, _ in self._kept_again()}
+    def causes(self, tensor: torch.Tensor | None) -> tuple[Write, ...]:
+        """Return the known writes that may have made a tensor, or the whole run, differ: to its own outside memory,
+        else to outside memory that the region has saves on, else to all outside memory, and last to what holds what it
+        held. Writes that the second run has made as well count only if there are no others."""
+        own = self.source(tensor) if tensor is not None else None
+        used = self._all_used()
         groups = [[own]] if own is not None else []
         for but in (self.as_saved, set[int | None]()):
             groups.append([self.outside[key] for key in used - but])
@@ -290,15 +293,17 @@ class CheckpointRegion:
         repeated = bool(writes) and all(write.site in again for write in writes)
         moved = reads.moved(self.values, self.values_again)
         sources = _sources(self.place) if moved else ()
-        spoils = any(noted.key in self.used for noted in write_history.since(self.memory, self.begin, self.again))
+        used = self._all_used()
+        spoils = any(noted.key in used for noted in write_history.since(self.memory, self.begin, self.again))
         return Drift(site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, spoils=spoils)
 
     def failed(self, error: Exception) -> None:
-        """Remember what may be why the second run raised an error: the plain values that differ."""
+        """Remember what may be why the second run raised an error: the plain values that differ, and the writes to what
+        it reads."""
         if self.told or isinstance(error, torch.OutOfMemoryError) or refusals.remembered(error) is not None:
             return
-        drift = self._drift(Save("", "", Tensor(), 0), (), clobbers.read_of(reading()))
-        if drift.moved:
+        drift = self._drift(Save("", "", Tensor(), 0), self.causes(None), clobbers.read_of(reading()))
+        if drift.moved or not all(write.is_statistics for write in drift.writes):
             refusals.remember(error, replace(drift, raised=type(error).__name__))
 
     def tell(
