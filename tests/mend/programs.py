@@ -2286,6 +2286,20 @@ def run():
     y = checkpoint(rows, x @ w, use_reentrant=False)
     y.square().sum().backward()
 """,
+    "a step before a backward that is given what the other optimizer steps": """
+d = nn.Linear(4, 1, dtype=torch.float64)
+opt_d, opt_w = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD([w], 0.1)
+def run():
+    x.grad = torch.zeros_like(x)
+    for _ in range(2):
+        opt_d.zero_grad()
+        opt_w.zero_grad()
+        loss = d(x.detach() @ w).square().mean()
+        loss.backward(retain_graph=True, inputs=list(d.parameters()))
+        opt_d.step()
+        (-loss).backward(inputs=[w])
+        opt_w.step()
+""",
 }
 SOUND["a result that is moved by one row, as a clone"] = """
 def run():
@@ -6589,6 +6603,49 @@ def run():
     out = net(x @ w)
     out -= 1.0
     out.square().sum().backward()
+""",
+    "a step before a backward that is given more than the other optimizer steps": """
+d = nn.Linear(4, 1, dtype=torch.float64)
+opt_d, opt_w = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD([w], 0.1)
+def run():
+    for _ in range(2):
+        opt_d.zero_grad()
+        opt_w.zero_grad()
+        loss = d(x.detach() @ w).square().mean()
+        loss.backward(retain_graph=True, inputs=list(d.parameters()))
+        opt_d.step()
+        (-loss).backward(inputs=[w, *d.parameters()])
+        opt_w.step()
+""",
+    "a weight that each turn of a loop clips and reads, before the backward": """
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.leak = nn.Parameter(torch.full((4,), 0.5, dtype=torch.float64))
+    def forward(self, h):
+        self.leak.clamp_(0.0, 1.0)
+        return torch.sin(h * self.leak)
+leaky = Leaky()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = leaky(h)
+    h.sum().backward()
+""",
+    "a weight that a forward clips and reads, which runs twice before the backward": """
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.leak = nn.Parameter(torch.full((4,), 0.5, dtype=torch.float64))
+    def forward(self, h):
+        self.leak.clamp_(0.0, 1.0)
+        return torch.sin(h * self.leak)
+leaky = Leaky()
+
+def run():
+    first, second = leaky(x @ w), leaky(x)
+    (first * second).sum().backward()
 """,
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""

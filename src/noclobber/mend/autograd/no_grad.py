@@ -59,6 +59,7 @@ from noclobber.syntax.names import (
     optimizer_of,
     owner,
     parameters,
+    reads,
     returned,
     root_of,
     set_later,
@@ -85,6 +86,8 @@ from noclobber.syntax.tree import (
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
+_BESIDE = ("grad", "shape", "dtype", "device", "ndim")
+"""Attributes of a weight that are no values of it."""
 _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
 """Methods that clip weights or set them: what they are given is numbers."""
 _METHODS = (
@@ -126,7 +129,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     to_leaf = scene.is_leaf or (scene.code == "NC304" and is_weight)  # else a backward may need what is written
     if not isinstance(event, Refusal) or not to_leaf or not has_torch(file):
         return []
-    if scene.places("read") or "ctx" in parameters(file.scope(found)):
+    if scene.places("read") or "ctx" in parameters(file.scope(found)) or _is_read_and_run_again(scene, write):
         return []  # where PyTorch refuses to read a view, the write went through
     of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
     carries = event.carries_gradient is True
@@ -158,6 +161,27 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if any(_sets_leaf(file, one) or (_descends(file, one) and _descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
+
+
+def _is_read_and_run_again(scene: Scene, write: WriteSyntax) -> bool:
+    """Return True if a function reads what it writes, and a caller runs it again before a backward, which then needs
+    what the first call read: by a loop in which no backward stands, or by another call."""
+    file, found = write.file, write.statement
+    read = [one for one in reads(write.name, file.scope(found), file) if file.statement(one) is not found]
+    if all(isinstance(above := file.above[one], ast.Attribute) and above.attr in _BESIDE for one in read):
+        return False
+    for site in reversed(scene.finding.calls[:-1]):
+        if (place := scene.at(site.span())) is None or not isinstance(place.node, ast.Call):
+            continue
+        call, loops, scope = place.node, place.file.loops(place.node), place.file.scope(place.node)
+        backwards = [starts(one) for one in calls(loops[0] if loops else scope, "backward", "grad")]
+        later = [one for one in backwards if one > starts(call)]
+        same = (starts(one) for one in walk(scope, ast.Call) if dotted(one.func) == dotted(call.func))
+        if (loops and not backwards) or any(starts(call) < one < min(later, default=(one[0] + 1, 0)) for one in same):
+            return True
+        if backwards:
+            return False
+    return False
 
 
 def _may_carry_later(file: File, write: ast.stmt) -> bool:

@@ -37,12 +37,15 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
             if isinstance(held.value, torch.Tensor) and (is_of_self or not isinstance(held.owner, torch.nn.Module)):
                 alone.add(storage_key(held.value))
         stepped = {number: _stepped(one) for number, one in two.items()}
-        mine, theirs = ({storage_key(one) for one in parameters} for parameters in stepped.values())
+        keys = {number: {storage_key(one) for one in parameters} for number, parameters in stepped.items()}
+        mine, theirs = keys.values()
         asked = all(one.requires_grad for parameters in stepped.values() for one in parameters)
-        apart = asked and mine.isdisjoint(theirs) and alone.isdisjoint(mine | theirs)
+        apart = {one: asked and mine.isdisjoint(theirs) and alone.isdisjoint(own) for one, own in keys.items()}
         parts = {name: {*map(id, one.parameters())} for name, one in modules.items()}
     return tuple(
-        Optimizer(name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart)
+        Optimizer(
+            name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart[id(one)]
+        )
         for name, one in known.items()
     )
 
