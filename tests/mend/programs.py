@@ -2300,6 +2300,27 @@ def run():
         (-loss).backward(inputs=[w])
         opt_w.step()
 """,
+    "a workspace that each call of a Function fills anew, kept beside others": """
+class Space:
+    def __init__(self):
+        self.kernel = torch.empty(3, 4, dtype=torch.float64)
+space = Space()
+
+class Soft(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        plan = space.kernel
+        torch.exp(h, out=plan)
+        plan.div_(2.0)
+        ctx.plan, ctx.by = plan, 2.0
+        return plan * ctx.by
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.plan * ctx.by
+
+def run():
+    (Soft.apply(x @ w) + Soft.apply(x)).sum().backward()
+""",
 }
 SOUND["a result that is moved by one row, as a clone"] = """
 def run():

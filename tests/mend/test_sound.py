@@ -191,6 +191,7 @@ def _seen_by_hooks(text):
     a checkpoint reads again is none either: there the region runs once."""
     text = text.replace("gradient.mul_(3)", "gradient * 3").replace("gradient.mul_(2)", "gradient = gradient * 2")
     text = text.replace("gradient = handed", "gradient = handed.clone()").replace("ctx.a = a", "ctx.a = a.clone()")
+    text = text.replace("ctx.plan, ctx.by = plan,", "ctx.plan, ctx.by = plan.clone(),")
     text = text.replace("return slot, saved.shape", "return saved.detach().clone(), saved.shape")
     text = text.replace("slope = s.mul_(1 - s)", "slope = s * (1 - s)").replace(
         "from torch.utils.checkpoint import checkpoint",

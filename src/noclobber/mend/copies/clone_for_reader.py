@@ -20,6 +20,7 @@ Tried is the operand that the text names, or that the field says; then all of th
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
@@ -307,7 +308,8 @@ def _carries_on(scene: Scene, file: File) -> bool:
     """Return True if the write leaves a graph in an attribute that the file, after `__init__`, neither sets nor
     detaches: the next backward fails on that, whatever is cloned now."""
     tensor = scene.finding.tensor
-    if tensor is None or not tensor.is_state:
+    in_functions = all("ctx" in parameters(one.file.scope(one.statement)) for one in scene.writes())
+    if tensor is None or not tensor.is_state or in_functions:
         return False
     last = without_indexes(tensor.name or "").removesuffix("[]").rpartition(".")[2]
     held = (one for one in attributes(file.tree, last) if getattr(file.scope(one), "name", "") != "__init__")
@@ -355,8 +357,12 @@ def _is_meant(scene: Scene) -> bool:
         return True  # each call changes it further
     if isinstance(target, ast.Subscript) or finding.save is None or scene.kind != "tensor":
         return False
-    places = [(one.op, one.site) for one in written if one.op in _ADDING]
-    if len(set(places)) < len(places):
+    again = Counter((one.op, one.site) for one in sorted(written, key=lambda one: one.order))
+    places = [one for one in again if one[0] in _ADDING]
+    begun = next(iter(again), ("", None))
+    if begun[0] not in _ADDING and all(again[one] <= again[begun] for one in places):
+        return False  # each call fills the tensor anew
+    if any(again[one] > 1 for one in places):
         return True
     if not places or finding.save.version == 0 or found is None:
         return False
