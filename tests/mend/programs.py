@@ -2687,6 +2687,14 @@ def _adapted(x, w):
     return w
 
 
+def _simulated(w, state):
+    cost = 0.0
+    for _ in range(3):
+        state = state + torch.tanh(state @ w.T)
+        cost = cost + state.square().sum()
+    return cost
+
+
 REFUSED = {
     "a state carried over the steps of a loop that steps now and then": (
         """
@@ -2989,6 +2997,22 @@ def run():
     (x @ adapt()["w"]).sum().backward()
 """,
         lambda x, w: torch.autograd.grad((x @ _adapted(x, w)).sum(), [x, w]),
+    ),
+    "a state under vmap that each turn moves on, from what is not mapped": (
+        """
+net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+def simulated(weight, first):
+    state, cost = first.clone(), 0.0
+    for _ in range(3):
+        moved = torch.func.functional_call(net, {"weight": weight}, (state,))
+        state += torch.tanh(moved)
+        cost = cost + state.square().sum()
+    return cost
+
+def run():
+    torch.vmap(simulated, in_dims=(0, None))(torch.stack([w, w * 2]), x[0]).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(_simulated(w, x[0]) + _simulated(w * 2, x[0]), [x, w]),
     ),
     "a sum under vmap, begun with what is not mapped": (
         """

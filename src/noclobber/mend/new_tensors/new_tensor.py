@@ -265,7 +265,12 @@ def _sound(scene: Scene) -> Change | None:
         found = _put_anew(scene, file, write, held)
         return with_those_refused_next(file, write, found, write_in(file, write))
     name, is_part = _name_written(file, write), isinstance(write, ast.Return) and place.node is not write.value
-    if name is None or is_part or (holders is None and scene.is_refused) or loses_write(write_in(file, write)):
+    if (
+        name is None
+        or is_part
+        or (holders is None and scene.is_refused and scene.code != "NC310")
+        or loses_write(write_in(file, write))
+    ):
         return None
     through, lines = list(dict.fromkeys(writes_through(file, file.scope(write), name))), scene.lines_written(file)
     loops = set(file.loops(write))
