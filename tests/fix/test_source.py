@@ -14,7 +14,8 @@ from noclobber.fix.edits import source as source_module
 from noclobber.fix.edits.patch import Patch, line_before
 from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.proof.trials.source_overlay import Served
-from noclobber.model.reports.finding import Edit
+from noclobber.mend.scene import Scene
+from noclobber.model.reports.finding import Edit, Finding
 from noclobber.model.source import Span, source_line
 from tests.fix.breaking import are_apart, taken_by_the_letter
 
@@ -193,3 +194,9 @@ def test_exact_edits_do_the_same_by_the_letter(lines, end, closed, pieces):
     assert are_apart(exact)
     assert taken_by_the_letter(source.text, exact) == after
     assert end != "\n" or source.edited(exact).text == after
+
+
+def test_a_file_that_cannot_be_decoded_is_no_source_of_a_cure(tmp_path):
+    path = tmp_path / "beside.py"
+    path.write_bytes(b"def f(y):  # \xe9\n    y.add_(1)\n")
+    assert Scene(Finding("NC101", "stale-save", "error", "", ()), Patch().read).file(str(path)) is None

@@ -77,7 +77,7 @@ class Scene:
         """The parsed file of a path; None where it is missing or cannot be parsed."""
         try:
             return parse(path, self.read(path))
-        except (OSError, UnicodeDecodeError, KeyError):
+        except (OSError, ValueError, KeyError):
             return None
 
     def places(self, *roles: Role) -> list[Place]:
