@@ -39,7 +39,8 @@ Notes
     tensors as arguments instead. The same is true of plain values: a position, a step counter, a flag such as
     `training`, an attribute that is None the first time. The report names the value that differs, and what it was.
     Writes that the region itself makes happen twice, such as the statistics of a batch norm. They do no harm if the
-    region does not read them back.
+    region does not read them back. Where it does, make the write outside of the region, or call the region without
+    `checkpoint`: it then runs once, and keeps in memory what it saves.
     `preserve_rng_state=True`, the default, restores torch's random state, so that dropout drops the same elements.
     It does not restore `random`, numpy, or your own generator.
     A selective checkpoint (`create_selective_checkpoint_contexts`) keeps the results that its policy names, and the
