@@ -289,6 +289,47 @@ def test_another_number_of_saves_is_explained_by_the_value():
     assert "`depth_of_it` is 1, and was 3" in found.message
 
 
+class Closing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("depth", torch.tensor(3))
+
+    def forward(self, x):
+        self.depth -= 1  # written
+        for _ in range(int(self.depth)):
+            x = x.exp()
+        return x
+
+
+class ReadTwice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        assert ctx.saved_tensors
+        return grad * len(ctx.saved_tensors)
+
+
+def test_another_number_of_saves_is_explained_by_the_write():
+    with pytest.raises(torch.utils.checkpoint.CheckpointError), noclobber.watch() as watching:
+        made_by(Closing())(reentrant=False)
+    (found,) = watching.findings
+    assert found.code == "NC205"
+    assert "depth`, which a checkpointed region reads again" in found.message
+    (label,) = (one for one in found.labels if one.role == "write")
+    assert label.source[0].endswith("# written")
+
+
+def test_an_error_that_comes_of_no_other_save_is_not_explained_by_a_write():
+    net = Closing()
+    with pytest.raises(torch.utils.checkpoint.CheckpointError, match="already unpacked"), noclobber.watch() as watching:
+        made_by(lambda x: ReadTwice.apply(x * net.depth.sub_(1).clone().fill_(2)))(reentrant=False)
+    assert not watching.findings
+
+
 class Logs(nn.Module):
     """Counts its calls and keeps its last result, and reads neither. What differs is a random number."""
 

@@ -298,12 +298,16 @@ class CheckpointRegion:
         return Drift(site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, spoils=spoils)
 
     def failed(self, error: Exception) -> None:
-        """Remember what may be why the second run raised an error: the plain values that differ, and the writes to what
-        it reads."""
+        """Remember what may be why the second run raised an error: the plain values that differ, and where it saved
+        other tensors than forward did, the writes to what it reads."""
         if self.told or isinstance(error, torch.OutOfMemoryError) or refusals.remembered(error) is not None:
             return
-        drift = self._drift(Save("", "", Tensor(), 0), self.causes(None), clobbers.read_of(reading()))
-        if drift.moved or not all(write.is_statistics for write in drift.writes):
+        saved_other = isinstance(error, torch.utils.checkpoint.CheckpointError) and "already unpacked once" not in str(
+            error
+        )
+        writes = self.causes(None) if saved_other else ()
+        drift = self._drift(Save("", "", Tensor(), 0), writes, clobbers.read_of(reading()))
+        if drift.moved or not all(write.is_statistics for write in writes):
             refusals.remember(error, replace(drift, raised=type(error).__name__))
 
     def tell(
