@@ -15,7 +15,7 @@ import torch
 
 import noclobber
 from noclobber import render
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 
 
 def silent():
@@ -171,8 +171,8 @@ def test_every_leaves_torch_as_it_is_between_watched_steps():
     seen = noclobber.watch(every=10)
     for step in range(1, 15):
         with seen:
-            assert subscription.is_armed() is (step in (1, 2, 3, 10))
-        assert not subscription.is_armed()
+            assert recorder.is_armed() is (step in (1, 2, 3, 10))
+        assert not recorder.is_armed()
 
 
 def test_every_explains_an_error_of_a_watched_step_only():
@@ -234,7 +234,7 @@ def in_threads(function):
         for one in threads:
             one.join()
     assert failed == []
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
 
 
 def test_every_counts_a_finding_once_where_threads_share_the_object():
@@ -476,7 +476,7 @@ def test_a_block_that_another_thread_would_end_goes_on_and_leaves_no_hook(kind):
         "end it in the thread in which it began"
     ]
     assert hooks_on_top() is None
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
 
 
 @pytest.mark.parametrize("kind", [noclobber.watch, noclobber.preserve])
@@ -485,9 +485,9 @@ def test_a_block_ends_anywhere_if_its_thread_is_over(kind):
     thread = threading.Thread(target=block.__enter__)
     thread.start()
     thread.join()
-    assert subscription.is_armed()
+    assert recorder.is_armed()
     block.__exit__(None, None, None)
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
     assert hooks_on_top() is None
     with pytest.raises(RuntimeError, match=f"this block of `{kind.__name__}` has not begun, or it has ended"):
         block.__exit__(None, None, None)

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import noclobber
 from noclobber.integrations.lightning import NoclobberCallback
 from noclobber.integrations.training import METRIC
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 from tests.integrations.logs import heard
 from tests.tensors import all_equal
 
@@ -101,7 +101,7 @@ def trained(
             log_every_n_steps=1,
             **{"max_epochs": 1, **more},
         ).fit(net, data)
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
     return [one.detach().clone() for one in net.parameters()]
 
 
@@ -157,7 +157,7 @@ def test_the_report_is_logged_once_if_the_training_ends_with_an_error(wrong: str
     finally:
         signal.signal(signal.SIGINT, interrupts)  # which Lightning turns off
     assert sum("noclobber: " in text for text in said) == 1
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

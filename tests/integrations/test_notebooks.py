@@ -68,8 +68,8 @@ CELLS = {
     "unload": "%unload_ext noclobber",
     "gone": "%noclobber on",
     "as it was": (
-        "from noclobber.observe.arming import subscription\nfrom IPython import get_ipython\n"
-        "subscription.is_armed(), get_ipython().custom_exceptions"
+        "from noclobber.observe.arming import recorder\nfrom IPython import get_ipython\n"
+        "recorder.is_armed(), get_ipython().custom_exceptions"
     ),
 }
 

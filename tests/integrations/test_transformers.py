@@ -20,7 +20,7 @@ import noclobber
 import noclobber.integrations.transformers as integration
 from noclobber.integrations.training import METRIC
 from noclobber.integrations.transformers import NoclobberCallback
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 from tests.integrations.logs import heard
 from tests.tensors import all_equal
 
@@ -99,7 +99,7 @@ def test_a_right_training_is_quiet_and_the_same(tmp_path: Path, more: dict[str, 
     assert all_equal(watched, bare)
     assert callback.findings == ()
     assert callback.report.coverage.unseen == (f"{missed} of {steps} steps (`every=5` watches the others)",)
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
 
 
 def test_a_silent_error_is_told_once_and_reported(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_an_error_is_explained_and_the_next_training_is_as_usual(tmp_path: Path)
     assert "error[NC101]" in "".join(raised.value.__notes__)
     trained(Regression(""), tmp_path, callback)
     assert [one.code for one in callback.findings] == ["NC101"]
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
 
 
 class Stopping(torch.optim.SGD):
@@ -168,7 +168,7 @@ def test_an_error_of_a_step_ends_it_and_the_report_is_logged(wrong: str, tmp_pat
             training.train()
     finally:
         logging.getLogger("transformers.trainer").setLevel(logging.NOTSET)
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
     assert seen_on(training) == before
     assert sum("noclobber: " in text for text in said) == 2  # one for each callback
     assert ("error[NC101]" in "".join(getattr(raised.value, "__notes__", ()))) is (wrong == "raised")
@@ -204,7 +204,7 @@ def test_a_trainer_without_a_method_for_the_epoch_has_its_steps_followed(
             assert "error[NC101]" in "".join(raised.value.__notes__)
         else:
             training.train()
-    assert not subscription.is_armed()
+    assert not recorder.is_armed()
     assert seen_on(training) == before
     assert [len(callback.findings) for callback in (one, another)] == ([1, 1] if wrong else [0, 0])
     assert sum("error[NC101]" in text for text in said) == (2 if wrong else 0)

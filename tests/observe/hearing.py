@@ -3,7 +3,7 @@
 import torch
 
 from noclobber.model.source import source_line
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 
 
 class Heard:
@@ -38,12 +38,12 @@ class Heard:
 def hear(program, contents=True):
     """What was heard while `program()` ran, and what it returned."""
     heard = Heard(contents)
-    subscription.subscribe(heard)
+    recorder.subscribe(heard)
     try:
         torch.default_generator.manual_seed(0)
         result = program()
     finally:
-        subscription.unsubscribe(heard)
+        recorder.unsubscribe(heard)
     assert not heard.failures
     return heard, result
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _pop_mode
 
 import noclobber
 import noclobber.observe
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core import boundary
 from noclobber.observe.torch_api.autograd import hook_stack
@@ -61,7 +61,7 @@ def inside(around, program):
         warnings.simplefilter("ignore")
         with around():
             seen = outcome(program)
-            lost = subscription.coverage().lost
+            lost = recorder.coverage().lost
     return seen, lost
 
 
@@ -127,8 +127,8 @@ def test_whatever_fails_inside_the_program_does_as_without_noclobber(runs):
                 spare_key.set_key(False)
             if CONTEXT.bus.listeners:
                 wrong.append(f"{named[code]} in {name} of {program.__name__}: still armed")
-                subscription._subscribers.clear()
-                subscription._settle()
+                recorder._subscribers.clear()
+                recorder._settle()
     assert not wrong, "\n" + "\n".join(wrong)
     expected = [path for code in named if (path := Path(code.co_filename)).name not in OF_FIX + ONLY_DECLARED]
     # What is done once in a process, an earlier test has done, and what other releases of torch need runs in none.

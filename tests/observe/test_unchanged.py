@@ -15,7 +15,7 @@ import torch
 from torch.optim import optimizer as optim_module
 
 import noclobber
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 from noclobber.observe.torch_api.dispatch import spare_key
 from noclobber.observe.torch_api.patches import Patches
 from tests.observe.programs import RIGHT, SILENT
@@ -216,13 +216,13 @@ def test_what_is_subscribed_inside_of_a_backward_leaves_no_hooks():
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_arming_collects_no_garbage_and_leaves_the_collector_as_it_was(enabled, monkeypatch):
-    native, during = subscription.subscribe, []
+    native, during = recorder.subscribe, []
 
     def subscribe(listener):
         during.append(gc.isenabled())
         return native(listener)
 
-    monkeypatch.setattr(subscription, "subscribe", subscribe)
+    monkeypatch.setattr(recorder, "subscribe", subscribe)
     if not enabled:
         gc.disable()
     try:

@@ -1,7 +1,7 @@
 """Everything that looks at a running PyTorch program; the only folder that imports torch. This page is its map.
 
 arming/         who listens, and all that watches for them (recorder); what the folders above ask: to listen, what is
-                covered, what an error is about (subscription); what Python's part has cost (own_cost)
+                covered, what an error is about (recorder); what Python's part has cost (own_cost)
 policy          what happens about a changed save: it is noted and reported, the write is stopped, or the bytes are kept
 torch_api/      names below PyTorch's public ones, with self-tests of what they mean
 witness/        the one idea: what the bytes of a tensor were, and whether they are so still. Digests, layouts

@@ -91,7 +91,7 @@ def probe(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     """Do what `_probed` does, unseen by a session that watches this thread."""
     if isinstance(function, type) and issubclass(function, torch.autograd.Function):
         function = function.apply
-    watching = sys.modules.get("noclobber.observe.arming.subscription")
+    watching = sys.modules.get("noclobber.observe.arming.recorder")
     if watching is None or not watching.is_armed():
         return _probed(function, args, kwargs)
     with watching.apart():

@@ -115,7 +115,7 @@ class Session:
         """
         with no_collection():
             try:
-                from noclobber.observe.arming import subscription
+                from noclobber.observe.arming import recorder
                 from noclobber.observe.memory import allocations, saved_bytes
             except (ImportError, AttributeError) as failure:
                 raise UnsupportedTorch(f"noclobber cannot watch this torch: {failure}") from failure
@@ -124,11 +124,11 @@ class Session:
             if self.allocations is None and (self._hints or (self.fake is not None and self._counts_bytes)):
                 played = self.fake is not None and self.fake.gpu.count > 0
                 self.allocations = allocations.Allocations(self.fake.gpu.kind if self.fake and played else "")
-            subscription.subscribe(self)
+            recorder.subscribe(self)
             with self._counting:
                 self._armed += 1
             if self._sampling is not None:
-                subscription.before_next_backward(self._sampled)
+                recorder.before_next_backward(self._sampled)
         if self.fake is not None and self._faked is None:
             from noclobber.observe.fake.run import FakeRun
 
@@ -140,11 +140,11 @@ class Session:
     def stop(self) -> None:
         """Undo one `start`, in the thread in which it was; a no-op when not started."""
         if self._armed:
-            from noclobber.observe.arming import subscription
+            from noclobber.observe.arming import recorder
 
             if self._faked is not None and self.fake is not None and self._armed == 1:
                 self._faked.end()
-            covered = subscription.unsubscribe(self)
+            covered = recorder.unsubscribe(self)
             with self._counting:
                 self._coverage = _after(self._coverage, covered)
                 self._armed -= 1
@@ -204,25 +204,25 @@ class Session:
                 self.journal.checked(self._backwards, self._raised)
             if self._faked is not None:
                 self._faked.checked()
-        from noclobber.observe.arming import subscription
+        from noclobber.observe.arming import recorder
 
         calls = self._backwards + self._raised
         if self._faked is not None and self._armed and self._faked.steps.are_enough(calls):
-            subscription.before_next_backward(self._faked.steps.stop)
+            recorder.before_next_backward(self._faked.steps.stop)
 
     def _sampled(self) -> None:
         """Choose what is watched from this backward call to the next: all, or the writes alone."""
-        from noclobber.observe.arming import subscription
+        from noclobber.observe.arming import recorder
 
         if self._sampling is None or not self._armed:
             return
-        subscription.before_next_backward(self._sampled)  # first: other threads call backward meanwhile
+        recorder.before_next_backward(self._sampled)  # first: other threads call backward meanwhile
         with self._counting:
             self._sampling.ends()
             due = self._sampling.begins()
         if due != self.watching:
             self.watching = due
-            subscription.settle()
+            recorder.settle()
 
     @property
     def failures(self) -> tuple[Lost, ...]:
@@ -237,13 +237,13 @@ class Session:
         """
         if not self._armed:
             return []
-        from noclobber.observe.arming import subscription
+        from noclobber.observe.arming import recorder
 
         if self._faked is not None:
             self._faked.explain(error)
         explained: list[tuple[BaseException, tuple[Finding, ...]]] = []
         for one in shown_with(error):
-            event = subscription.event_of(one)
+            event = recorder.event_of(one)
             finding = self._explained(event) if event is not None else None
             if finding is not None and not isinstance(event, Clobber):
                 self._keep(finding)
@@ -361,9 +361,9 @@ class Session:
         """Return what is watched, or was until the end."""
         coverage = self._coverage
         if self._armed:
-            from noclobber.observe.arming import subscription
+            from noclobber.observe.arming import recorder
 
-            coverage = _after(coverage, subscription.coverage())
+            coverage = _after(coverage, recorder.coverage())
         if self._sampling is not None and (missed := self._sampling.steps - self._backwards - self._raised) > 0:
             of = f"{missed:,} of {self._sampling.steps:,}"
             some = f"{of} backward calls (`--every {self.every}` watches the others)"
@@ -384,9 +384,9 @@ class Session:
         self._backwards = self._raised = 0
         self._faked = None  # a child that loads data has real tensors
         if self._armed:
-            from noclobber.observe.arming import subscription
+            from noclobber.observe.arming import recorder
 
-            subscription.begin_again()
+            recorder.begin_again()
 
 
 def _after(before: Coverage, now: Coverage) -> Coverage:

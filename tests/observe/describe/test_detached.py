@@ -5,7 +5,7 @@ import torch
 
 import noclobber
 from noclobber.model.source import source_line
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 
 
 def made():
@@ -78,7 +78,7 @@ def test_installed_too(program):
         try:
             program()
         except RuntimeError as error:
-            refusal = subscription.event_of(error)
+            refusal = recorder.event_of(error)
     assert refusal.written.line == line_of(program, "blamed")
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import noclobber
 from noclobber.model.source import source_line
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 from noclobber.observe.torch_api.tensors import tensor_state
 
 W = torch.ones(3, requires_grad=True)
@@ -224,7 +224,7 @@ def test_installed_too(program):
         try:
             program()
         except RuntimeError as error:
-            refusal = subscription.event_of(error)
+            refusal = recorder.event_of(error)
     assert [(refusal.written.span().path, refusal.written.line)] == marked(program)
 
 

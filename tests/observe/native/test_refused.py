@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 from tests.observe.hearing import Heard
 
 WRITES = {
@@ -37,10 +37,10 @@ def test_what_stood_in_a_list_is_not_said_to_be_a_constant():
 def refused(write):
     heard, refusals = Heard(contents=True), []
     heard.refused = lambda _, refusal: refusals.append(refusal)
-    subscription.subscribe(heard)
+    recorder.subscribe(heard)
     try:
         with pytest.raises(RuntimeError, match="leaf"):
             write()
     finally:
-        subscription.unsubscribe(heard)
+        recorder.unsubscribe(heard)
     return refusals

@@ -182,7 +182,7 @@ def noclobber_without(name, module, words, folder):
 
 def test_noclobber_run_says_why_nothing_was_watched(tmp_path):
     words = ["run", "program.py"]
-    run = noclobber_without("_current_autograd_node", "noclobber.observe.arming.subscription", words, tmp_path)
+    run = noclobber_without("_current_autograd_node", "noclobber.observe.arming.recorder", words, tmp_path)
     assert (run.returncode, run.stdout) == (0, "[1.0]\n")
     assert run.stderr.startswith("noclobber: nothing was watched: torch ")
     assert "has no `torch._C._current_autograd_node`" in run.stderr

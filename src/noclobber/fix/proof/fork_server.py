@@ -27,7 +27,7 @@ _NEEDED = (
     "noclobber.fix.proof.hints",
     "noclobber.fix.proof.search",
     "noclobber.mend.shown",
-    "noclobber.observe.arming.subscription",
+    "noclobber.observe.arming.recorder",
     "noclobber.observe.gradient_trace.forward_mode",
     "noclobber.observe.memory.allocations",
     "noclobber.observe.memory.measured_peak",

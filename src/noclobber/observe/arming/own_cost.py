@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from noclobber.observe.arming import subscription
+from noclobber.observe.arming import recorder
 from noclobber.observe.arming.recorder import CONTEXT
 from noclobber.observe.core.seen.records import taken
 from noclobber.observe.native.build import NotBuilt, require
@@ -56,7 +56,7 @@ def _per_event() -> float:
     before = taken[0]
     watched = [_step() for _ in range(9)]
     events = (taken[0] - before) / len(watched)
-    with subscription.apart():
+    with recorder.apart():
         return (median(watched) - median(_step() for _ in watched)) / events
 
 

@@ -1,13 +1,21 @@
-"""The listeners, and all that watches for them: attached for the first, detached after the last. `SEEN` lists it."""
+"""The listeners, and all that watches for them: attached for the first, detached after the last. `SEEN` lists it.
+
+Here stands also what the folders above ask of this one: what is covered, what an error is about.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
 from noclobber.model.reports.error import UnsupportedTorch
+from noclobber.model.reports.report import COMPILED, WITHOUT_BYTES, Coverage, unseen_in_words
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.silent import Drift
 from noclobber.observe import policy
 from noclobber.observe.core import blamed_lines, boundary, calls, engine, save_hooks, threads
 from noclobber.observe.core.boundary import Way
@@ -34,7 +42,7 @@ from noclobber.observe.takers import (
     user_save_hooks,
 )
 from noclobber.observe.takers.checkpoint import instrument
-from noclobber.observe.torch_api import self_tests
+from noclobber.observe.torch_api import releases, self_tests
 from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.transparent import (
     checks_of_swaps,
@@ -106,7 +114,7 @@ SEEN: tuple[Seen, ...] = (
 
 _subscribers: list[Subscriber] = []
 """A listener stands here once for each block in which it listens."""
-changing = threading.RLock()
+_changing = threading.RLock()
 """Held while it changes who listens."""
 
 
@@ -115,28 +123,82 @@ def subscribe(one: Subscriber) -> None:
 
     Raises UnsupportedTorch if noclobber cannot watch.
     """
-    with changing:
+    with _changing:
         _subscribers.append(one)
         try:
-            settle()
+            _settle()
             threads.begin_block(CONTEXT)
         except Exception as failure:
             _subscribers.remove(one)
-            CONTEXT.core.guarded(settle)
+            CONTEXT.core.guarded(_settle)
             if isinstance(failure, UnsupportedTorch):
                 raise
             raise UnsupportedTorch(f"noclobber cannot watch: {boundary.lost('', failure).why}") from failure
 
 
-def unsubscribe(one: Subscriber) -> None:
-    """Undo one `subscribe`."""
-    with changing:
+def unsubscribe(one: Subscriber) -> Coverage:
+    """Undo one `subscribe`. Return what was covered."""
+    with _changing:
+        covered = CONTEXT.core.guarded(coverage) or Coverage("", False, lost=tuple(CONTEXT.bus.lost))
         _subscribers.remove(one)
         CONTEXT.core.guarded(lambda: threads.end_block(CONTEXT))
-        CONTEXT.core.guarded(settle)
+        CONTEXT.core.guarded(_settle)
+    return covered
 
 
-def listeners() -> list[Subscriber]:
+def settle() -> None:
+    """Watch as the listeners ask for now: one of them asks for more than before, or for less."""
+    with _changing:
+        CONTEXT.core.guarded(_settle)
+
+
+def coverage() -> Coverage:
+    unread = CONTEXT.contents.unread if CONTEXT.contents is not None else 0
+    counts = CONTEXT.bus.unseen.copy()
+    if unread:
+        counts[WITHOUT_BYTES] = unread
+    if regions := compile_guard.FRAMES.not_seen():
+        counts[COMPILED] = regions
+    for one in _listeners():
+        counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
+    unseen = tuple(unseen_in_words(what, count) for what, count in counts.items())
+    by = "dispatch key, native" if CONTEXT.native is not None else "dispatch key"
+    notes, lost = releases.notes(), tuple(CONTEXT.bus.lost)
+    return Coverage(by, CONTEXT.watching, CONTEXT.contents is not None, unseen, notes, lost)
+
+
+def before_next_backward(function: Callable[[], object]) -> None:
+    """Call a function before the next backward call begins."""
+    CONTEXT.before_backward = function
+
+
+def is_armed() -> bool:
+    return CONTEXT.armed
+
+
+def apart() -> AbstractContextManager[None]:
+    """Run a block of this thread unwatched: a trial of noclobber's own."""
+    return threads.apart(CONTEXT)
+
+
+def begin_again() -> None:
+    """Drop what was counted until now: in a forked child."""
+    CONTEXT.bus.forget()
+
+
+def event_of(error: BaseException) -> Refusal | Clobber | Drift | None:
+    """Return what an exception is about, if it may concern writing in place; else None."""
+    return refusals.refusal_of(error, CONTEXT.memory)
+
+
+def overwritten_by(asked: object, inputs: Sequence[object]) -> int | None:
+    """Return the number of the node of the write after which a gradient with respect to `asked` is not what the program
+    asks for (NC209); None if there is none. `inputs` are all the tensors that it asks gradients for."""
+    noted = CONTEXT.state(overwritten_inputs.AskedInputs).write_to(asked, inputs)
+    return None if noted is None else noted.node
+
+
+def _listeners() -> list[Subscriber]:
     return list(dict.fromkeys(_subscribers))
 
 
@@ -161,9 +223,9 @@ _SPARSE = (ALWAYS, CONTEXT.core.entry(copy_before_write.saved))
 _ways: list[Way] = []
 
 
-def settle() -> None:
+def _settle() -> None:
     """Watch as the listeners ask for now."""
-    context, everyone = CONTEXT, listeners()
+    context, everyone = CONTEXT, _listeners()
     watching = any(one.watching for one in everyone)
     contents = watching and any(one.contents for one in everyone)
     only_foreign = not any(one.contents and not one.keeping for one in everyone)

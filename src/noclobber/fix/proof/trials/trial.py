@@ -142,7 +142,7 @@ class TrialProcess(Member):
                 self._conclude(ended, self._error or (f"exit status {status}" if status else ""))
 
     def _torch_is_there(self) -> None:
-        from noclobber.observe.arming import subscription
+        from noclobber.observe.arming import recorder
         from noclobber.observe.gradient_trace import evidence, right_gradients
         from noclobber.observe.gradient_trace.forward_mode import ForwardMode, Moved, MovedAtFirst
 
@@ -164,7 +164,7 @@ class TrialProcess(Member):
             retaining=order.retaining,
             forward=self._tangents,
             after=order.after,
-            before=subscription.overwritten_by if order.right == "before" else None,
+            before=recorder.overwritten_by if order.right == "before" else None,
         )
         seen.full = self._enough
         if mode in ("moved", *FORWARD):
