@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -336,7 +337,7 @@ def refusal_of(error: BaseException, memory: Memory) -> Refusal | Clobber | Drif
         return Refusal(
             message, site, names[0], written=site_of(places.pop() if len(places) == 1 else None), call="backward"
         )
-    frames = _frames(error.__traceback__)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
     if is_of_base(message):
         return _refusal_below(message, site, frames, memory)
     apply = _called(frames, "apply")
@@ -361,15 +362,6 @@ def _last_of_function(apply: FrameType, memory: Memory) -> Record | None:
     keys = {storages.storage_key(one) for one in given if isinstance(one, torch.Tensor)}
     number = engine_state.next_node()
     return next((one for one in reversed(memory.recent) if one.node == number and one.key in keys), None)
-
-
-def _frames(traceback: TracebackType | None) -> list[FrameType]:
-    """Return the frames that an exception passed through, innermost first."""
-    found = []
-    while traceback is not None:
-        found.append(traceback.tb_frame)
-        traceback = traceback.tb_next
-    return found[::-1]
 
 
 def _called(frames: Iterable[FrameType], function: str) -> FrameType | None:

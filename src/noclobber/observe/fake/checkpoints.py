@@ -26,14 +26,7 @@ from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
 _LINE = b"noclobber: saved by a run without values, number "
-_COPYING = (
-    (os, "rename"),
-    (os, "replace"),
-    (shutil, "copyfile"),
-    (shutil, "copy"),
-    (shutil, "copy2"),
-    (shutil, "move"),
-)
+_COPYING = {os: ("rename", "replace"), shutil: ("copyfile", "copy", "copy2", "move")}
 """Functions that put a file in the place of another."""
 
 
@@ -200,8 +193,9 @@ class Checkpoints:
         patches.put(torch, "save", lambda obj, f, *_, **__: self._keep(obj, f))
         if importlib.util.find_spec("safetensors") is not None:
             self._patch_safetensors(patches)
-        for module, name in _COPYING:
-            patches.put(module, name, self._copying(getattr(module, name), name not in ("rename", "replace", "move")))
+        for module, names in _COPYING.items():
+            for name in names:
+                patches.put(module, name, self._copying(getattr(module, name), name.startswith("copy")))
 
     def _patch_safetensors(self, patches: Patches) -> None:
         import safetensors

@@ -267,7 +267,7 @@ class Answers:
             (aten.bincount.default, "bincount", self._bincount),
             (aten._unique2.default, "unique", lambda tensor, *_, **__: self._distinct(tensor, None)),
             (aten.unique_dim.default, "unique", lambda tensor, dim, *_, **__: self._distinct(tensor, dim)),
-            (aten.unique_consecutive.default, "unique", self._unique_consecutive),
+            (aten.unique_consecutive.default, "unique", lambda one, _=0, __=0, dim=None: self._distinct(one, dim)),
         )
         self.of |= {func: self._known_or(func, what, guess) for func, what, guess in guesses}
 
@@ -364,11 +364,6 @@ class Answers:
     def _bincount(self, tensor: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
         dtype = torch.int64 if weights is None else weights.dtype
         return self._new((max(minlength, 2),), dtype, tensor.device)
-
-    def _unique_consecutive(
-        self, tensor: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
-    ) -> tuple[torch.Tensor, ...]:
-        return self._distinct(tensor, dim)
 
     def _distinct(self, tensor: torch.Tensor, dim: int | None) -> tuple[torch.Tensor, ...]:
         """Return some rows of a dimension, or elements of all; which one each is; and how often each is there."""

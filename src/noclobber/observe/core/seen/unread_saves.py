@@ -17,16 +17,12 @@ _OF_TRAINING = (
     "MiopenBatchNormBackwardBackward0",
 )
 _STATISTICS = ("running_mean", "running_var")
+_POOLS = ("AvgPool{}D", "AdaptiveAvgPool{}D", "MaxPool{}DWithIndices", "AdaptiveMaxPool{}D", "FractionalMaxPool{}D")
 _SHAPE_ONLY = {
-    **dict.fromkeys(("AvgPool2DBackward0", "AvgPool3DBackward0"), ("self",)),
-    **dict.fromkeys(("AdaptiveAvgPool2DBackward0", "AdaptiveAvgPool3DBackward0"), ("self",)),
-    **dict.fromkeys(("MaxPool2DWithIndicesBackward0", "MaxPool3DWithIndicesBackward0"), ("self",)),
-    **dict.fromkeys(("AdaptiveMaxPool2DBackward0", "AdaptiveMaxPool3DBackward0"), ("self",)),
-    **dict.fromkeys(("FractionalMaxPool2DBackward0", "FractionalMaxPool3DBackward0"), ("self",)),
     **{f"{how}Pad{dims}DBackward0": ("self",) for how in ("Reflection", "Replication") for dims in (1, 2, 3)},
+    **{f"{pool.format(dims)}Backward0": ("self",) for pool in _POOLS for dims in (2, 3)},
     **dict.fromkeys(("GatherBackward0", "TakeBackward0", "MaskedSelectBackward0"), ("self",)),
-    **dict.fromkeys(("CummaxBackward0", "CumminBackward0"), ("self",)),
-    **dict.fromkeys(("NllLossBackward0", "NllLoss2DBackward0"), ("self",)),
+    **dict.fromkeys(("CummaxBackward0", "CumminBackward0", "NllLossBackward0", "NllLoss2DBackward0"), ("self",)),
     **dict.fromkeys(("IndexAddBackward0", "IndexCopyBackward0", "PutBackward0"), ("source",)),
     "NativeLayerNormBackward0": ("bias",),
 }

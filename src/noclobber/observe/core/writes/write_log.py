@@ -189,7 +189,9 @@ def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) ->
     """
     if not context.careful:
         return True
-    if context.careful != context.keeping or create_graph or _in_process_group():
+    if context.careful != context.keeping or create_graph:
+        return False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
         return False
     live = context.live
     for gradient in _gradients_of(context, list(outputs)):
@@ -197,10 +199,6 @@ def may_rest(context: Context, outputs: Iterable[object], create_graph: bool) ->
         if key is not None and live.at(key):
             return False
     return True
-
-
-def _in_process_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _gradients_of(context: Context, outputs: list[object]) -> Iterable[torch.Tensor]:

@@ -11,11 +11,8 @@ from noclobber.observe.fake.gpu.devices import Devices, is_played
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors.fake_tensors import FakeTensor
 
-_NAMES = {
-    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
-    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
-}  # fmt: skip
+_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_NAMES = {f"{kind}Tensor": getattr(torch, f"{kind}Tensor").dtype for kind in _KINDS}
 
 
 class TensorType:

@@ -167,14 +167,6 @@ def _assigned(devices: Devices, func: Any, args: Sequence[Any], options: dict[st
     values.share(tensor, data)
 
 
-def _as_it_is(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    return args[0]
-
-
-def _padded(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    return values.padded(*args, **options) if isinstance(args[0], FakeTensor) else NotImplemented
-
-
 def _ctc_loss(devices: Devices, func: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
     """Move the lengths to the device of the chances: PyTorch reads them in C++ where they lie on the CPU."""
     if not isinstance(args[0], FakeTensor):
@@ -195,10 +187,12 @@ _SPECIAL: dict[str, Callable[[Devices, Any, Sequence[Any], dict[str, Any]], Any]
     "as_tensor": _of_numbers,
     "asarray": _of_numbers,
     "new_tensor": _of_numbers,
-    "_pad_packed_sequence": _padded,
+    "_pad_packed_sequence": lambda _, __, args, options: (
+        values.padded(*args, **options) if isinstance(args[0], FakeTensor) else NotImplemented
+    ),
     "ctc_loss": _ctc_loss,
-    "pin_memory": _as_it_is,
-    "share_memory_": _as_it_is,
+    "pin_memory": lambda _, __, args, ___: args[0],
+    "share_memory_": lambda _, __, args, ___: args[0],
 }
 
 

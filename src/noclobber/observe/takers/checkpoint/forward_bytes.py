@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle, Needed, alias_of, handle_of, made
-from noclobber.observe.core.seen.records import Record
 from noclobber.observe.core.seen.sites import Place, caller
 from noclobber.observe.preserve import copy_before_write, rearm
 from noclobber.observe.takers.checkpoint import taint
@@ -183,7 +182,7 @@ class Past:
         `swapped` are the tensors whose bytes were put back; `there` are the saves from before the second run.
         """
         for tensor, needed in swapped:
-            kept, noted = needed.kept, _first_write(needed)
+            kept, noted = needed.kept, next((one for one, _ in needed.writes if not one.written.only_moves), None)
             made = [handle for handle in self.context.live.at(needed.key) if handle not in there]
             if kept is None or noted is None:
                 continue
@@ -279,10 +278,6 @@ class _Instead(TorchFunctionMode):
 
     def _other(self, value: object) -> object:
         return self._pairs.get(id(value), (value, value))[1]
-
-
-def _first_write(handle: Handle) -> Record | None:
-    return next((noted for noted, _ in handle.writes if not noted.written.only_moves), None)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

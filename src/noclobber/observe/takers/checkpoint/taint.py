@@ -165,16 +165,17 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload[..., object], given: tuple[tuple[object, ...], dict[str, object]], result: object
     ) -> None:
         """Record what an operator that has run computed, and from what. `given` are its arguments."""
-        read, written = list(tensors_in(given)), what_is_written(func)
+        read, written, name = list(tensors_in(given)), what_is_written(func), func._schema.name
         if written is not None and written.is_statistics:
             statistics = {id(tensor) for tensor in tensors(written, *given)}
             read = [tensor for tensor in read if id(tensor) not in statistics]
         # A number that the program wrote itself. If it was read from a changed tensor, `lost` is set already.
-        is_constant = func._schema.name == "aten::lift_fresh" and not read[0].dim()
+        is_constant = name == "aten::lift_fresh" and not read[0].dim()
+        only_looks_at_shapes = name.endswith("_like") or name.startswith("aten::new_")
         before = {storages.storage_key(tensor) for tensor in read}
-        changed = not _only_looks_at_shapes(func._schema.name) and not is_constant and any(map(self.explains, read))
+        changed = not only_looks_at_shapes and not is_constant and any(map(self.explains, read))
         made = [storages.storage_key(tensor) for tensor in tensors_in(result)]
-        if changed and not self._moved and _has_factor_of_zeros(func._schema.name, given[0]):
+        if changed and not self._moved and _has_factor_of_zeros(name, given[0]):
             self._wiped_out.update(storages.storage_key(tensor) for tensor in read if self.explains(tensor))
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
@@ -274,20 +275,10 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
 
 
 _FACTORS = {
-    "aten::mul": (0, 1),
-    "aten::mm": (0, 1),
-    "aten::bmm": (0, 1),
-    "aten::mv": (0, 1),
-    "aten::dot": (0, 1),
-    "aten::addmm": (1, 2),
-    "aten::addmv": (1, 2),
-    "aten::baddbmm": (1, 2),
-    "aten::addcmul": (1, 2),
-    "aten::convolution": (0, 1),
-    "aten::native_layer_norm": (2,),
-    "aten::native_group_norm": (1,),
-    "aten::native_batch_norm": (1,),
-    "aten::_fused_rms_norm": (2,),
+    **dict.fromkeys(("aten::mul", "aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::convolution"), (0, 1)),
+    **dict.fromkeys(("aten::addmm", "aten::addmv", "aten::baddbmm", "aten::addcmul"), (1, 2)),
+    **dict.fromkeys(("aten::native_group_norm", "aten::native_batch_norm"), (1,)),
+    **dict.fromkeys(("aten::native_layer_norm", "aten::_fused_rms_norm"), (2,)),
 }
 """The positions of an operator's factors. If a factor is all zeros, the result does not depend on the other factors."""
 
@@ -314,7 +305,3 @@ def _is_list_of_indices(tensor: torch.Tensor) -> bool:
     """Return True if a tensor that no operator made looks like what torch makes of `[0, 2]` in `t[[0, 2]]`."""
     whole = not tensor.is_floating_point() and not tensor.is_complex()
     return whole and bool(storages.storage(tensor).resizable())
-
-
-def _only_looks_at_shapes(name: str) -> bool:
-    return name.endswith("_like") or name.startswith("aten::new_")
