@@ -51,7 +51,8 @@ class Journal(Protocol):
 
 
 class Session:
-    """What one run, one `watch` block or one `install` has found. Nothing heavy is imported before `start`."""
+    """What one run, one `watch` block or one `install` has found: the recorder tells it (`Listener` of
+    observe/core/bus.py). Nothing heavy is imported before `start`."""
 
     def __init__(
         self,
@@ -152,7 +153,6 @@ class Session:
                 self.allocations.stop()
 
     def clobbered(self, clobbers: list[Clobber], error: RuntimeError | None) -> None:
-        """The recorder saw saves that were overwritten."""
         explained = {id(one): self._explained(one) for one in {id(one): one for one in clobbers}.values()}
         findings = [finding for one in clobbers if (finding := explained[id(one)]) is not None]
         for finding in findings:
@@ -163,26 +163,22 @@ class Session:
             self._annotate(error, findings)
 
     def noticed(self, event: Event) -> None:
-        """The recorder saw something silent go wrong."""
         finding = self._explained(event)
         if finding is not None:
             self._keep(finding)
 
     def kept(self, one: Kept) -> None:
-        """The recorder copied bytes of a save before a write."""
         lines = replace(one, bytes=0, times=0)
         with self._counting:
             self._kept[lines] += one.bytes
             self._copies[lines] += one.times
 
     def refused(self, error: RuntimeError, refusal: Refusal) -> None:
-        """An operator raised an error about writing in place; the program may still catch it."""
         if self.notes:
             finding = self._explained(refusal)
             self._annotate(error, [finding] if finding else [])
 
     def failed(self, lost: Lost) -> None:
-        """Noclobber itself failed, and the program goes on: the report's coverage will say so."""
         if lost not in self._lost:
             self._lost[lost] = None
             if self.journal is not None:
@@ -194,7 +190,6 @@ class Session:
         self.failed(lost(what, failure))
 
     def checked(self, *, raised: bool) -> None:
-        """The recorder has checked a backward call to its end, or until it raised."""
         with self._counting:
             if raised:
                 self._raised += 1

@@ -266,11 +266,6 @@ class UntrackedWrites:
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], object], bool] | None:
-        """Record a write under `no_grad`, or through an alias outside of the graph, that is about to happen.
-
-        Returns what to call after the write, and whether the write goes to a computed tensor rather than to a leaf.
-        None where the write needs no tracking.
-        """
         found = self._way.guarded(self._before, written, tensor, key, frame)
         return None if found is None else (self._way.entry(found[0]), found[1])
 
@@ -356,7 +351,7 @@ class UntrackedWrites:
             self._waiting.append(unseen)
 
     def handed_out(self, tensor: torch.Tensor, key: int, by: str, frame: FrameType) -> None:
-        """Note the values of a computed tensor whose memory code outside of torch gets, by a call such as `numpy()`."""
+        """Note the values of a computed tensor."""
         taken = next((one for one in reversed(self.taken.copy()) if one.target.is_on(key)), None)
         with modes.aside():
             values = None if taken is None or taken.target.identity else numbers(tensor)

@@ -63,7 +63,6 @@ class SavedBytes:
         self._lock = lock()
 
     def saved(self, handle: Handle, frame: FrameType) -> None:
-        """Count a save that was just made by code that `frame` called."""
         memory = _memory_of(handle.alias)
         key = storages.storage_key(memory)
         if key is None:

@@ -43,7 +43,8 @@ class ForeignWriters(Protocol):
     def writes(
         self, handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, *, explained: bool
     ) -> tuple[Write, ...]:
-        """Return the writes that changed the bytes of a save that is being read."""
+        """Return the writes to the bytes of a save that is being read which torch did not see. `made` is the node that
+        made the tensor, where it is known. `explained` says that torch saw a write."""
 
 
 class Memory:

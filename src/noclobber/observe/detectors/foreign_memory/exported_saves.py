@@ -86,12 +86,8 @@ class ExportedSaves:
     def writes(
         self, handle: Handle, made: Node | None, tensor: Tensor, backward: Backward, *, explained: bool
     ) -> tuple[Write, ...]:
-        """Return the writes to the bytes of a save that torch did not see. `made` is the node that made the
-        tensor, where it is known. `explained` says that torch saw a write.
-
-        Empty if the write that torch saw explains the change. If neither a line of this process nor another process is
-        known, the one write covers the whole window from the save to the read.
-        """
+        """Return none if the write that torch saw explains the change. If neither a line of this process nor another
+        process is known, the one write covers the whole window from the save to the read."""
         change, key = self.monitor.change(handle, self.lines.here()), storages.storage_key(handle.alias)
         if explained and (change is None or change.seen):
             return ()
