@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,9 +10,6 @@ from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, OnDevice, fingerprint, same
 from noclobber.observe.witness.layout import Geometry, geometry, tensor_on
-
-if TYPE_CHECKING:
-    from noclobber.observe.torch_api.tensors.storages import StorageRef
 
 
 class Change(Enum):
@@ -50,7 +46,7 @@ class Witness:
     __slots__ = ("__weakref__", "digest", "key", "storage", "tensor", "version", "where")
 
     def __init__(self, key: int, tensor: torch.Tensor, digest: Digest = None, where: Geometry | None = None) -> None:
-        self.storage: StorageRef = storages.storage_ref(tensor)
+        self.storage: storages.StorageRef = storages.storage_ref(tensor)
         self.version = tensor_state.version_of(tensor) or 0
         self.key, self.tensor = key, tensor_state.Weak(tensor)
         self.digest, self.where = digest, where

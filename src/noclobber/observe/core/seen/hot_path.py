@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from noclobber.model.seen.events import Step
-from noclobber.observe.core.seen.records import Record
+from noclobber.observe.core.seen.records import Backward, Record
 from noclobber.observe.core.seen.sites import Place
+from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api.autograd.hook_stack import Pair
 from noclobber.observe.witness.digests import Digest
-
-if TYPE_CHECKING:
-    from noclobber.observe.core.seen.records import Backward
-    from noclobber.observe.core.seen.written import Written
-
 
 SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
 """What is known of a save under other hooks than noclobber's: its version, its storage, the number of its node, the

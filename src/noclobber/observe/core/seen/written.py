@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from noclobber.observe.torch_api.tensors.tensor_state import tensors_in
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 
 class Written(NamedTuple):
@@ -151,6 +148,6 @@ def tensors(written: Written, args: tuple[object, ...], kwargs: dict[str, object
 
 
 @cache
-def what_is_written(func: OpOverload[..., object]) -> Written | None:
+def what_is_written(func: torch._ops.OpOverload[..., object]) -> Written | None:
     """Return what an overload writes; None if it writes nothing."""
     return written_by(func._schema)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,11 +18,6 @@ from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes, registry, spare_key
 from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import fingerprint_aside
-
-if TYPE_CHECKING:
-    from torch._C import DispatchKeySet, _DispatchOperatorHandle
-    from torch._ops import OpOverload
-
 
 Kernel = Callable[..., object]
 Before = Callable[[Written, torch.Tensor], After | None]
@@ -143,7 +137,7 @@ def _filled(context: Context, tensor: torch.Tensor, node: int, last: bool) -> No
             handle.digest = fingerprint_aside(tensor)
 
 
-def _may_be_numbers(op: OpOverload[..., object]) -> tuple[int, ...]:
+def _may_be_numbers(op: torch._ops.OpOverload[..., object]) -> tuple[int, ...]:
     """Return the positions of tensor arguments that may reach a kernel as numbers which the overload does not accept.
 
     Inside PyTorch, `2 ** t` calls `pow.Tensor_Tensor_out` with the 2 as a tensor that is marked as a number. A Python
@@ -156,7 +150,7 @@ def _may_be_numbers(op: OpOverload[..., object]) -> tuple[int, ...]:
     return tuple(i for i, argument in arguments if str(argument.type) == "Tensor" and argument.alias_info is None)
 
 
-def passing(op: OpOverload[..., object], views: str = "") -> Kernel:
+def passing(op: torch._ops.OpOverload[..., object], views: str = "") -> Kernel:
     """Return a kernel that runs the operator without kernels for what it calls: its inner writes are not logged.
 
     `views` is the operator's name if it returns several views, else empty.
@@ -218,7 +212,7 @@ def compare(around: Around | None) -> None:
     _around = around
 
 
-def comparing(handle: _DispatchOperatorHandle, name: str) -> Kernel:
+def comparing(handle: torch._C._DispatchOperatorHandle, name: str) -> Kernel:
     """Return a kernel for an operator that is not PyTorch's own and whose schema says that it writes nothing: with it a
     detector compares the arguments before and after. Its first argument is the set of dispatch keys.
 
@@ -226,7 +220,7 @@ def comparing(handle: _DispatchOperatorHandle, name: str) -> Kernel:
     """
     below = spare_key.KEYS_BELOW
 
-    def compared(keys: DispatchKeySet, *args: object, **kwargs: object) -> object:
+    def compared(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         after = _around(name, args, kwargs) if _around is not None else None
         result = handle.redispatch_boxed(keys & below, *args, **kwargs)
         if after is not None:
