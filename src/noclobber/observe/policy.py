@@ -198,7 +198,7 @@ def read(context: Context, handle: Handle, digest: Digest, preserved: bool) -> t
     elif verdict is Change.BYTES:
         found = partial(clobbers.clobber_of, handle, node, reading(), context.memory)
         clobber = context.core.guarded(_watched, context, handle.moment, found)
-        _tell(context, [clobber] if clobber else [], stops=context.strict or preserved)
+        report(context, [clobber] if clobber else [], stops=context.strict or preserved)
     return alias
 
 
@@ -259,14 +259,10 @@ def _watched(context: Context, saved: int, found: Callable[[], Clobber | None]) 
     return None
 
 
-def report(context: Context, found: list[Clobber]) -> None:
-    """Report reads that got other bytes. Raises ClobberError where noclobber stops writes or preserves bytes, and could
-    do neither."""
-    _tell(context, found, stops=context.strict and bool(found))
-
-
-def _tell(context: Context, found: list[Clobber], *, stops: bool) -> None:
-    stopped = ClobberError(clobbers.CHANGED) if stops else None
+def report(context: Context, found: list[Clobber], *, stops: bool = False) -> None:
+    """Report reads that got other bytes. Raises ClobberError if that `stops` the program, and where noclobber stops
+    writes or preserves bytes, and could do neither."""
+    stopped = ClobberError(clobbers.CHANGED) if stops or (context.strict and found) else None
     context.core.guarded(context.bus.tell, found, stopped)
     if stopped is not None:
         raise stopped

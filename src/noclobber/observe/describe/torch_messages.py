@@ -44,8 +44,8 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Recor
     Raises RuntimeError if PyTorch refuses to name it: one of several views, or a view that was made with gradients off.
     """
     number = graph.output_of(node, field) if output else None
-    if number is not None and graph.has_gradient(node, number):
-        return node.name(), number  # a result without a gradient is saved like an input
+    if number is not None and number < len(node._input_metadata):
+        return node.name(), number  # results without a gradient are counted last, and saved like an input
     tensor = handle.tensor()
     detached = handle.suspect is not None and handle.suspect.detached
     if tensor is not None and tensor.grad_fn is None and node is not None and detached:

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -96,7 +97,7 @@ def hand_out_clones() -> None:
     alone.
     """
     put, module, grad = Patches().put, torch.nn.Module, torch.autograd.grad
-    put(torch.autograd, "grad", lambda *args, **kwargs: tuple(map(_clone, grad(*args, **kwargs))))
+    put(torch.autograd, "grad", lambda *args, **kwargs: _cloned(grad(*args, **kwargs)))
     put(torch.Tensor, "register_hook", _registering(torch.Tensor.register_hook, 0))
     for name in ("register_full_backward_hook", "register_full_backward_pre_hook"):
         put(module, name, _registering(getattr(module, name), 1))
@@ -109,7 +110,7 @@ def _registering(register: Callable[..., object], at: int) -> Callable[..., obje
 
     def registered(of: object, hook: Callable[..., object], *args: object, **kwargs: object) -> object:
         def of_clones(*given: object) -> object:
-            own = pytree.tree_map(_clone, given)
+            own = _cloned(given)
             result = hook(*own)
             is_written = any(one._version for one in tensors_in(own[at]))
             return own[at] if result is None and is_written else result
@@ -120,13 +121,7 @@ def _registering(register: Callable[..., object], at: int) -> Callable[..., obje
 
 
 def _with_clones(native: Callable[..., object]) -> Callable[..., object]:
-    return lambda node, *args: native(node, *map(_clone, args))
-
-
-def _clone(argument: object) -> object:
-    if isinstance(argument, list):
-        return list(map(_clone, argument))
-    return argument.clone() if isinstance(argument, torch.Tensor) else argument
+    return lambda node, *args: native(node, *_cloned(args))
 
 
 def return_clones() -> None:
@@ -135,13 +130,13 @@ def return_clones() -> None:
 
     def apply(function: type, /, *args: object, **kwargs: object) -> object:
         given = native.__get__(None, function)(*args, **kwargs)
-        return given if function.__module__.startswith("torch.") else pytree.tree_map(_clone_of_view, given)
+        return given if function.__module__.startswith("torch.") else _without_views(given)
 
     Patches().put(torch.autograd.Function, "apply", classmethod(apply))
 
 
-def _clone_of_view(given: object) -> object:
-    return given.clone() if isinstance(given, torch.Tensor) and given._is_view() else given
+_cloned = partial(pytree.tree_map_only, torch.Tensor, lambda one: one.clone())
+_without_views = partial(pytree.tree_map_only, torch.Tensor, lambda one: one.clone() if one._is_view() else one)
 
 
 def call_regions_once() -> None:

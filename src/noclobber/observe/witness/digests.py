@@ -141,11 +141,7 @@ def fingerprint_aside(tensor: torch.Tensor) -> Digest:
         return fingerprint(tensor)
 
 
-def _of_none(_: torch.Tensor) -> int | None:
-    return None
-
-
-of_usual: Callable[[torch.Tensor], int | None] = _of_none
+of_usual: Callable[[torch.Tensor], int | None] = storages.of_none
 """Returns the fingerprint of what the native part can read, which sets this; None for all others."""
 
 

@@ -21,8 +21,7 @@ def page(one: OperatorPage, width: int | None = None) -> str:
     lines = [*filled(title, width), ""]
     most = WIDTH if width is None else min(width, WIDTH)
     lines += [*(line for sentence in one.why for line in filled(sentence, most, below="")), ""] if one.why else []
-    rows = [_HEADS, *(_row(case) for case in one.cases)]
-    rows += [_row_in_place(case) for case in one.in_place]
+    rows = [_HEADS, *map(_row, one.cases), *(_row(case, in_place=True) for case in one.in_place)]
     lines += _table(rows, width)
     if any(case.copied for case in one.cases):
         lines += filled("* and memory of its own, which nobody else can overwrite", width, first="  ", below="    ")
@@ -72,14 +71,11 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
-def _row(case: Case) -> tuple[str, str, str, str]:
+def _row(case: Case, *, in_place: bool = False) -> tuple[str, str, str, str]:
     kept = (", ".join(case.kept) or "nothing") + (" *" if case.copied else "")
-    return (case.call, ", ".join(case.needs) or "any", kept, ", ".join(case.free) or "nothing")
-
-
-def _row_in_place(case: Case) -> tuple[str, str, str, str]:
-    names = [*dict.fromkeys(case.kept), *(["a copy of self"] if case.copied else [])]
-    kept = f"{', '.join(names) or 'nothing'} ({'no memory' if case.copied else 'one tensor'} spared)"
+    if in_place:
+        names = [*dict.fromkeys(case.kept), *(["a copy of self"] if case.copied else [])]
+        kept = f"{', '.join(names) or 'nothing'} ({'no memory' if case.copied else 'one tensor'} spared)"
     return (case.call, ", ".join(case.needs) or "any", kept, ", ".join(case.free) or "nothing")
 
 

@@ -51,11 +51,10 @@ Path = tuple[Any, object] | None
 """The way to a value: that to its owner, and the attribute, key, index or variable. None is the region's function."""
 
 
-_Thing = tuple[str, int, int | None]
-"""What is noted of a value that is not plain: its type, its `id`, and the number of its items."""
 _TENSOR = "tensor"
 Value = tuple[Path, object, object]
-"""What is noted of a value: the path of its owner, its attribute, key, index or variable; a plain value or _Thing."""
+"""What is noted of a value: the path of its owner; its attribute, key, index or variable; the value if it is plain,
+else its type, its `id`, and the number of its items."""
 
 
 @dataclass(slots=True, eq=False)

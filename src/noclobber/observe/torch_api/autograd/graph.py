@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from noclobber.observe.torch_api.dispatch import registry
-
-if TYPE_CHECKING:
-    from torch._C import FunctionSchema
 
 UNNUMBERED = 2**64 - 1
 """The sequence number of AccumulateGrad nodes."""
@@ -211,11 +208,6 @@ def output_of(node: Node | None, field: str) -> int | None:
     return number - 1 if number and name.startswith("LinalgLuBackward") else number
 
 
-def has_gradient(node: Node, output: int) -> bool:
-    """Return True if this result of a node's operator has a gradient. Results that have none are counted last."""
-    return output < len(node._input_metadata)
-
-
 @cache
 def _arguments(node: str) -> list[list[str]]:
     """Return the names of the tensor arguments of a node's operator, one list for each overload."""
@@ -246,7 +238,7 @@ def operator_of(node: str) -> str | None:
     return next((schema.name for schema in _schemas(node)), None)
 
 
-def _schemas(node: str) -> Iterator[FunctionSchema]:
+def _schemas(node: str) -> Iterator[torch.FunctionSchema]:
     """Return the schemas of a node's operator: "ConvolutionBackward0" is the node of `aten::convolution`."""
     for base, overload in _overloads().get(re.sub(r"Backward\d*$", "", node).lower(), ()):
         yield getattr(getattr(torch.ops.aten, base), overload)._schema

@@ -127,11 +127,11 @@ def storage_ref(tensor: torch.Tensor) -> StorageRef:
     return ref_of_usual(tensor) or _storage_ref(storage(tensor))
 
 
-def _of_none(_: torch.Tensor) -> StorageRef | None:
-    return None
+def of_none(_: torch.Tensor) -> None:
+    """Return None, where there is no native part."""
 
 
-ref_of_usual: Callable[[torch.Tensor], StorageRef | None] = _of_none
+ref_of_usual: Callable[[torch.Tensor], StorageRef | None] = of_none
 """Returns what `storage_ref` returns, of what the native part knows, which sets this; None of all others."""
 
 
