@@ -463,8 +463,7 @@ def _kept_differ(right: list[Event], found: list[Event], what: str, within: floa
     the code that writes it to the other side of a backward call. It must then still arrive at the same value: at the
     end, or at most one call later or earlier, and changed if it changes in `right`.
     """
-    rows = list(zip(_kept_at(right, end=False), _kept_at(found, end=False), strict=False))
-    ends = list(zip(_kept_at(right, end=True), _kept_at(found, end=True), strict=False))
+    rows, ends = _kept_at(right, found, end=False), _kept_at(right, found, end=True)
     for name in dict.fromkeys(name for one, _ in (*rows, *ends) for name in one[what]):
         pairs, last = _pairs(rows, what, name), _pairs(ends, what, name)
         if not all(_alike(*pair, within) for pair in last):
@@ -478,8 +477,7 @@ def numbers_differ(right: list[Event], found: list[Event], again: Callable[[], l
     """Return in words which float that a container or an object of the program holds is another one, as in
     `history.append(loss.item())`; empty where none is. `again` runs `right` once more: what differs then too is a time.
     """
-    rows = list(zip(_kept_at(right, end=False), _kept_at(found, end=False), strict=False))
-    ends = list(zip(_kept_at(right, end=True), _kept_at(found, end=True), strict=False))
+    rows, ends = _kept_at(right, found, end=False), _kept_at(right, found, end=True)
     names = dict.fromkeys(name for one, _ in (*rows, *ends) for name in one["numbers"])
     arrived = (all(_alike(*pair) for pair in _floats(ends, one)) and _arrives(_floats(rows, one)) for one in names)
     others = [name for name, is_same in zip(names, arrived, strict=True) if not is_same]
@@ -497,8 +495,9 @@ def _floats(rows: list[tuple[Event, Event]], name: str) -> list[tuple[Seen, Seen
     ]
 
 
-def _kept_at(events: list[Event], *, end: bool) -> list[Event]:
-    return [event for event in events if "state" in event and (event["kind"] == "end") is end]
+def _kept_at(right: list[Event], found: list[Event], *, end: bool) -> list[tuple[Event, Event]]:
+    wanted, got = ([one for one in run if "state" in one and (one["kind"] == "end") is end] for run in (right, found))
+    return list(zip(wanted, got, strict=False))
 
 
 def _pairs(rows: list[tuple[Event, Event]], what: str, name: str) -> list[tuple[Seen, Seen]]:

@@ -210,9 +210,7 @@ class Fresh:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         now = engine_state.next_node()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._bounds[id(parameter)] = now
+        self._bounds.update((id(one), now) for group in optimizer.param_groups for one in group["params"])
 
 
 def _without(old: list[int]) -> Callable[[tuple[object, ...], object], tuple[object, ...]]:
