@@ -42,18 +42,10 @@ def _overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return True if two tensors without gaps share some memory, but not element by element."""
     if storages.storage(one)._cdata != storages.storage(other)._cdata or not (one.numel() and other.numel()):
         return False
-    if not (_is_dense(one) and _is_dense(other)):
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+    if not (is_dense(one) and is_dense(other)):
         return False
     begin, start = (int(of.storage_offset()) * of.itemsize for of in (one, other))
     if (begin, one.nbytes) == (start, other.nbytes):
         return one.stride() != other.stride() or one.shape != other.shape
     return begin < start + other.nbytes and start < begin + one.nbytes
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= max(int(size), 1)
-    return True
