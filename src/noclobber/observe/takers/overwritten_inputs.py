@@ -110,7 +110,6 @@ class AskedInputs:
     def _registered(self, _: object, module: object = None, *__: object, **___: object) -> None:
         if isinstance(module, torch.nn.Module):
             _hooked[id(module)] = ref(module)
-        self._unheld.clear()
         self._look_at_writes(True)
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
