@@ -105,7 +105,10 @@ def test_a_module_goes_by_the_name_that_the_program_has_for_it(program):
 
 def test_the_report_says_where_and_by_which_calls():
     text = window(found(more_than_are_looked_for))
-    assert "note: in the modules `net.blocks.0`, `net.blocks.1` and others, called by " in text
+    assert (
+        "note: the line that writes was seen in the modules `net.blocks.0`, `net.blocks.1` and others, first called by "
+        in text
+    )
 
 
 def test_the_calls_lead_to_the_write():

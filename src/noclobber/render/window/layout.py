@@ -86,7 +86,8 @@ def parts(finding: Finding, width: int | None) -> tuple[list[Row], list[tuple[st
 
 
 def _scene(finding: Finding) -> str:
-    """Say in which modules the write was, and which calls lead to it; empty if neither is known."""
+    """Say in which modules the line that writes was seen, whether it did harm there or not, and which calls led to it
+    first; empty if neither is known."""
     names = [f"`{name}`" for name in finding.modules]
     if len(names) == MOST_MODULES:
         names[-1] = "others"
@@ -98,9 +99,9 @@ def _scene(finding: Finding) -> str:
     ]
     if len(calls) > MOST_CALLS:
         calls.insert(1, "...")
-    where = [f"in the module{'s' * (len(names) > 1)} {listed(names)}"] if names else []
-    how = [f"called by {' > '.join(calls)}"] if len(calls) > 1 else []
-    return ", ".join(where + how)
+    where = [f"seen in the module{'s' * (len(names) > 1)} {listed(names)}"] if names else []
+    how = [f"first called by {' > '.join(calls)}"] if len(calls) > 1 else []
+    return f"the line that writes was {', '.join(where + how)}" if where + how else ""
 
 
 def footer(report: Report, width: int | None) -> Iterable[Row]:
