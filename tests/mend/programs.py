@@ -2249,6 +2249,28 @@ def run():
         h = checkpoint(stage, h, use_reentrant=False)
     h.square().sum().backward()
 """,
+    "regions in a row that divide by averages that they move": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("mean", torch.ones(4, dtype=torch.float64))
+    @torch.no_grad()
+    def update(self, h):
+        self.mean.lerp_(h.mean(0), 0.3)
+    def forward(self, h):
+        self.update(h)
+        return torch.tanh(self.lin(h / self.mean))
+stages = nn.ModuleList(Stage() for _ in range(2))
+
+def run():
+    h = x @ w
+    for stage in stages:
+        h = checkpoint(stage, h, use_reentrant=False)
+    h.square().sum().backward()
+""",
     "regions in a row that move on a place in a chain": """
 from torch.utils.checkpoint import checkpoint
 

@@ -56,7 +56,7 @@ class Drift:
     raised: str = ""
     """The name of the exception that the second run raised, if it did; `save` is empty then."""
     spoils: bool = False
-    """The region saves of the memory that was written, too: without the checkpoint, that would be the fault."""
+    """The region had saved of the memory before it was written: without the checkpoint, that would be the fault."""
 
 
 @dataclass(frozen=True, slots=True)

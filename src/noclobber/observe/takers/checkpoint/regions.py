@@ -88,8 +88,9 @@ class CheckpointRegion:
             if key is not None and key not in self.outside:
                 self.outside[key] = reread = Witness(key, tensor)
                 self.memory.rereads.add(reread)
-        self.used: set[int] = set()
-        """The storages of `outside` that the region has saves on. The others may not matter."""
+        self.used: dict[int, int] = {}
+        """The storages of `outside` that the region has saves on, each with the moment of the first. The others may not
+        matter."""
         self.as_saved: set[int | None] = set()
         """Those of these all of whose bytes were seen to be in the second run what they were in forward."""
         self.count = 0
@@ -147,7 +148,7 @@ class CheckpointRegion:
         thread.packed.append(ref(packed))
         key = packed.key
         if key in self.outside and key not in self.used and self._outside_at(key) is not None:
-            self.used.add(key)
+            self.used[key] = moment()
 
     def is_as_saved(self, holder: Holder, tensor: torch.Tensor) -> bool:
         """Return True if a recomputed tensor is known at once to be as in forward; most are."""
@@ -223,8 +224,8 @@ class CheckpointRegion:
                 if handle.moment >= self.again:
                     yield reread, handle.alias
 
-    def _all_used(self) -> set[int]:
-        return self.used | {reread.key for reread, _ in self._kept_again()}
+    def _all_used(self) -> dict[int, int]:
+        return {reread.key: self.begin for reread, _ in self._kept_again()} | self.used
 
     def _was_written(self) -> bool:
         """Return True if the second run of a reentrant region saved memory that was overwritten since forward. This
@@ -274,7 +275,7 @@ class CheckpointRegion:
         used = self._all_used()
         groups = [[own]] if own is not None else []
         for but in (self.as_saved, set[int | None]()):
-            groups.append([self.outside[key] for key in used - but])
+            groups.append([self.outside[key] for key in used if key not in but])
             groups.append([one for key, one in self.outside.items() if key not in but])
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()
         for records in ([noted for noted in made if noted.place not in again], made):
@@ -294,7 +295,8 @@ class CheckpointRegion:
         moved = reads.moved(self.values, self.values_again)
         sources = _sources(self.place) if moved else ()
         used = self._all_used()
-        spoils = any(noted.key in used for noted in write_history.since(self.memory, self.begin, self.again))
+        written = write_history.since(self.memory, self.begin, self.again)
+        spoils = any(noted.key in used and used[noted.key] < noted.moment for noted in written)
         return Drift(site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, spoils=spoils)
 
     def failed(self, error: Exception) -> None:
