@@ -2308,20 +2308,6 @@ def run():
     y = checkpoint(rows, x @ w, use_reentrant=False)
     y.square().sum().backward()
 """,
-    "a step before a backward that is given what the other optimizer steps": """
-d = nn.Linear(4, 1, dtype=torch.float64)
-opt_d, opt_w = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD([w], 0.1)
-def run():
-    x.grad = torch.zeros_like(x)
-    for _ in range(2):
-        opt_d.zero_grad()
-        opt_w.zero_grad()
-        loss = d(x.detach() @ w).square().mean()
-        loss.backward(retain_graph=True, inputs=list(d.parameters()))
-        opt_d.step()
-        (-loss).backward(inputs=[w])
-        opt_w.step()
-""",
     "a workspace that each call of a Function fills anew, kept beside others": """
 class Space:
     def __init__(self):
@@ -6670,19 +6656,6 @@ def run():
     out = net(x @ w)
     out -= 1.0
     out.square().sum().backward()
-""",
-    "a step before a backward that is given more than the other optimizer steps": """
-d = nn.Linear(4, 1, dtype=torch.float64)
-opt_d, opt_w = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD([w], 0.1)
-def run():
-    for _ in range(2):
-        opt_d.zero_grad()
-        opt_w.zero_grad()
-        loss = d(x.detach() @ w).square().mean()
-        loss.backward(retain_graph=True, inputs=list(d.parameters()))
-        opt_d.step()
-        (-loss).backward(inputs=[w, *d.parameters()])
-        opt_w.step()
 """,
     "a weight that each turn of a loop clips and reads, before the backward": """
 class Leaky(nn.Module):

@@ -59,7 +59,6 @@ from noclobber.syntax.names import (
     optimizer_of,
     owner,
     parameters,
-    reads,
     returned,
     root_of,
     set_later,
@@ -70,8 +69,10 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import (
+    COMPREHENSION,
     FOR,
     FUNCTION,
+    LOOP,
     File,
     Function,
     Node,
@@ -86,8 +87,6 @@ from noclobber.syntax.tree import (
 from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
 
 _TITLE = "write inside `with torch.no_grad():`"
-_BESIDE = ("grad", "shape", "dtype", "device", "ndim")
-"""Attributes of a weight that are no values of it."""
 _OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
 """Methods that clip weights or set them: what they are given is numbers."""
 _METHODS = (
@@ -127,9 +126,9 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     file, found, event = write.file, write.statement, scene.finding.event
     is_weight = scene.kind == "parameter"
     to_leaf = scene.is_leaf or (scene.code == "NC304" and is_weight)  # else a backward may need what is written
-    if not isinstance(event, Refusal) or not to_leaf or not has_torch(file):
+    if not isinstance(event, Refusal) or not to_leaf or event.is_saved or not has_torch(file):
         return []
-    if scene.places("read") or "ctx" in parameters(file.scope(found)) or _is_read_and_run_again(scene, write):
+    if scene.places("read") or "ctx" in parameters(file.scope(found)) or _comes_again(scene):
         return []  # where PyTorch refuses to read a view, the write went through
     of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
     carries = event.carries_gradient is True
@@ -163,25 +162,31 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
 
-def _is_read_and_run_again(scene: Scene, write: WriteSyntax) -> bool:
-    """Return True if a function reads what it writes, and a caller runs it again before a backward, which then needs
-    what the first call read: by a loop in which no backward stands, or by another call."""
-    file, found = write.file, write.statement
-    read = [one for one in reads(write.name, file.scope(found), file) if file.statement(one) is not found]
-    if all(isinstance(above := file.above[one], ast.Attribute) and above.attr in _BESIDE for one in read):
-        return False
-    for site in reversed(scene.finding.calls[:-1]):
-        if (place := scene.at(site.span())) is None or not isinstance(place.node, ast.Call):
-            continue
-        call, loops, scope = place.node, place.file.loops(place.node), place.file.scope(place.node)
-        backwards = [starts(one) for one in calls(loops[0] if loops else scope, "backward", "grad")]
-        later = [one for one in backwards if one > starts(call)]
-        same = (starts(one) for one in walk(scope, ast.Call) if dotted(one.func) == dotted(call.func))
-        if (loops and not backwards) or any(starts(call) < one < min(later, default=(one[0] + 1, 0)) for one in same):
+def _comes_again(scene: Scene) -> bool:
+    """Return True if a `forward` writes, or what it calls, and may do so again before a backward, which then needs what
+    it read before: in a loop in which no backward surely runs, or by another call."""
+    is_in_forward = False
+    for place in filter(None, (scene.at(site.span()) for site in reversed(scene.finding.calls))):
+        file, node, scope = place.file, place.node, place.file.scope(place.node)
+        is_in_forward |= getattr(scope, "name", "") == "forward"
+        around = [*file.around(node)]
+        turns = [one for one in around if isinstance(one, (*LOOP, *COMPREHENSION)) and file.scope(one) is scope]
+        turn = turns[0] if turns else scope
+        backwards = [starts(one) for one in calls(turn, "backward", "grad") if not _is_conditional(file, one, turn)]
+        if is_in_forward and turns and not backwards:
             return True
-        if backwards:
+        name = dotted(node.func) if isinstance(node, ast.Call) else ""
+        same = [one for one in walk(scope, ast.Call) if name and dotted(one.func) == name]
+        begin, end = starts(node), min((one for one in backwards if one > starts(node)), default=None)
+        if is_in_forward and any(starts(one) > begin and (end is None or starts(one) < end) for one in same):
+            return True
+        if is_in_forward and backwards:
             return False
     return False
+
+
+def _is_conditional(file: File, node: ast.AST, within: ast.AST) -> bool:
+    return any(isinstance(one, ast.If) and within in file.around(one) for one in file.around(node))
 
 
 def _may_carry_later(file: File, write: ast.stmt) -> bool:

@@ -2,8 +2,8 @@
 
 Sound where a region that closes over a tensor, or reads it from `self`, is given a copy, and nothing else in the file
 reads that; where an argument that other code writes is cloned; where a module is called on a copy of its buffer, which
-it does not write itself; and where a region is called without `checkpoint`, nothing that it saved was written, and
-nothing writes what it gives. All other changes are tried.
+it does not write itself; and where a region is called without `checkpoint`, and nothing that it saved was written. All
+other changes are tried.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import Change
 from noclobber.mend.copies.own_copies import ELSEWHERE, OWN, copies_of
-from noclobber.mend.holders.holding import is_new, keeps_nothing, writes_through
-from noclobber.mend.holders.making import CONTAINERS
+from noclobber.mend.holders.holding import is_new, keeps_nothing
 from noclobber.mend.holders.placing import WITHOUT_NAMES
 from noclobber.mend.new_tensors.view_writes import is_written_alone
 from noclobber.mend.scene import Scene
@@ -37,15 +36,13 @@ from noclobber.syntax.names import (
     keyword,
     last_name,
     mentions,
-    only_target,
     reads,
-    set_later,
     uses,
     value_given,
     values,
 )
-from noclobber.syntax.tree import File, Function, functions, last_line, simple_statements, walk
-from noclobber.syntax.writes import WriteSyntax, base_of, is_flagged, is_number, write_in, writes, written_by
+from noclobber.syntax.tree import File, Function, functions, last_line, walk
+from noclobber.syntax.writes import WriteSyntax, write_in
 
 
 def run_alike(scene: Scene) -> Iterator[Change]:
@@ -68,10 +65,11 @@ def not_again(scene: Scene) -> Iterator[Change]:
         given = [file.source(one) for one in call.args[1:]]
         given += [file.source(one) for one in call.keywords if one.arg not in _OPTIONS]
         region = file.source(call.args[0])
-        text = f"({region})" if isinstance(call.args[0], ast.Lambda) else region
+        is_plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+        text = region if is_plain else f"({region})"
         title = f"call `{region}` without `checkpoint`, at the price of what it then keeps"
         is_sound = isinstance(event, Drift) and _keeps_what_it_saves(event) and "context_fn" not in file.text
-        is_sound &= _is_only_read(file, call) or not any(_may_write_result(scene, one) for one in scene.files())
+        is_sound &= not any(one.arg == "retain_graph" for one in walk(file.tree, ast.keyword))
         plainly, above = f"{text}({', '.join(given)})", file.above[call]
         whole: ast.expr = call
         if isinstance(above, ast.IfExp) and plainly in map(file.source, (above.body, above.orelse)):
@@ -80,46 +78,9 @@ def not_again(scene: Scene) -> Iterator[Change]:
 
 
 def _keeps_what_it_saves(drift: Drift) -> bool:
-    """Return True if it is known what has changed, and that is nothing that the region saves. A reentrant one saves in
-    its second run."""
-    is_known = bool(drift.writes or drift.moved) and not (drift.reentrant and drift.raised)
-    return is_known and not drift.spoils
-
-
-def _is_only_read(file: File, call: ast.Call) -> bool:
-    """Return True if no statement of the function writes what a call gives, or gives it on."""
-    row, above = file.statement(call), file.above[call]
-    target, given = only_target(row), above if isinstance(above, ast.IfExp) else call
-    if isinstance(row, ast.Assign) and row.value is given and isinstance(target, ast.Name):
-        return not any(writes_through(file, file.scope(row), target.id)) and all(
-            keeps_nothing(file, one, returned=False) for one in uses(file.scope(row), target.id, ast.Load)
-        )
-    return isinstance(above, ast.BinOp)
-
-
-def _may_write_result(scene: Scene, file: File) -> bool:
-    """Return True if a line of a file, other than those seen, may write in place to what a module gives: to anything
-    but numbers, containers and new tensors by their names, and what an object sets only where it begins."""
-    known, event = [one.statement for one in scene.writes()], scene.finding.event
-    numbers = {one.attribute for one in event.moved} if isinstance(event, Drift) else set[str]()
-    for row in simple_statements(file.tree):
-        calls_here = [one for one in walk(row, ast.Call) if writes(one) and called(one) not in _OF_GRADIENTS]
-        bases = [base_of(written_by(one)) for one in calls_here]
-        parts = row.targets if isinstance(row, ast.Assign) else [row.target] if isinstance(row, ast.AugAssign) else []
-        bases += [base_of(one) for one in parts if isinstance(row, ast.AugAssign) or isinstance(one, ast.Subscript)]
-        if row not in known and not all(last_name(one) in numbers or _is_apart(file, one) for one in bases):
-            return True
-    return any(is_flagged(one) for one in walk(file.tree, ast.Call))
-
-
-def _is_apart(file: File, written: ast.expr | None) -> bool:
-    if isinstance(written, ast.Attribute):
-        return not set_later(file, written.attr)
-    bound = uses(file.scope(written), written.id, ast.Store) if isinstance(written, ast.Name) else []
-    values = [value_given(file, one) for one in bound if not isinstance(file.above[one], ast.AugAssign)]
-    return bool(values) and all(
-        one is not None and (is_number(one) or isinstance(one, CONTAINERS) or is_new(file, one)) for one in values
-    )
+    """Return True if it is known what has changed, and that nothing that the region saved was written. What a reentrant
+    one would save is not known."""
+    return bool(drift.writes or drift.moved) and not drift.spoils and not drift.reentrant
 
 
 def _checkpoints(scene: Scene) -> Iterator[tuple[File, ast.Call]]:
@@ -307,8 +268,6 @@ def _on_own_copies(scene: Scene) -> Iterator[Change]:
             yield Change(f"run `{net}` on {title}", (edit,), 4 + more, Cure.CLONE_ARGUMENT, is_sound)
 
 
-_OF_GRADIENTS = ("requires_grad_", "clip_grad_norm_", "clip_grad_value_", "unscale_")
-"""Methods and functions that write no value of a tensor but its gradient."""
 _OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers that PyTorch's own modules write in training."""
 _OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop", "context_fn", "debug")

@@ -75,6 +75,7 @@ from noclobber.syntax.tree import (
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
+    base_of,
     is_flagged,
     is_in_vain,
     is_read_on,
@@ -85,6 +86,7 @@ from noclobber.syntax.writes import (
     value_of,
     write_at,
     write_in,
+    writes,
     written_by,
 )
 
@@ -268,7 +270,7 @@ def _sound(scene: Scene) -> Change | None:
     if (
         name is None
         or is_part
-        or (holders is None and scene.is_refused and scene.code != "NC310")
+        or (holders is None and scene.is_refused and not _is_alone_under_vmap(scene, file, write, name))
         or loses_write(write_in(file, write))
     ):
         return None
@@ -285,6 +287,15 @@ def _sound(scene: Scene) -> Change | None:
             return None  # PyTorch has refused the write in the first turn; what holds the part in others was not seen
     found = _bound_anew(scene, file, rows, name, *[joined] * (joined is not None))
     return with_those_refused_next(file, write, found, write_in(file, write))
+
+
+def _is_alone_under_vmap(scene: Scene, file: File, write: ast.stmt, name: str) -> bool:
+    """Return True if a function that `vmap` runs writes nothing else in place, which would be refused next. Who holds
+    what is mapped is not seen."""
+    scope = file.scope(write)
+    written = [base_of(one.target) for one in walk(scope, ast.AugAssign)]
+    written += [base_of(written_by(one)) for one in walk(scope, ast.Call) if writes(one)]
+    return scene.code == "NC310" and all(dotted(one) == name for one in written)
 
 
 def _joined(file: File, write: ast.stmt, name: str) -> tuple[str, Edit | None]:

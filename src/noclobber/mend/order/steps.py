@@ -213,9 +213,7 @@ def _moved(
         title = f"move `{mine}.step()` below `{file.source(call.func)}()`, and {only}"
         is_sound = _is_sound(scene, file, step.row, read.row, order)
         yield Change(title, (gone, inputs, put), 2, Cure.LATER, is_sound)
-    given = keyword(call, "inputs") if (call := call_of(read.row)) is not None else None
-    is_sound = given is not None and own != mine and _is_sound(scene, file, step.row, read.row, order, given.value)
-    yield Change("step after the last backward", (gone, put), 3, Cure.LATER, is_sound)
+    yield Change("step after the last backward", (gone, put), 3)
 
 
 class _Order(NamedTuple):
@@ -342,31 +340,14 @@ def _of_groups(name: str) -> str:
     return f'[p for group in {name}.param_groups for p in group["params"]]'
 
 
-def _is_sound(
-    scene: Scene, file: File, step: ast.stmt, back: ast.stmt, order: _Order, inputs: ast.expr | None = None
-) -> bool:
+def _is_sound(scene: Scene, file: File, step: ast.stmt, back: ast.stmt, order: _Order) -> bool:
     """Return True if the order of a step and the backward below it may be changed, as the head of this file says."""
-    mine, loss = _method_of(step, "step"), _loss_of(back) or inputs
+    mine, loss = _method_of(step, "step"), _loss_of(back)
     steps = [one for row in (*order.passed, *order.below) if (one := _method_of(row, "step")) is not None]
     if not order.is_all or mine is None or loss is None or len(steps) != 1 or _same(steps[0], mine):
         return False
     theirs = steps[0]
     if not _are_the_same_there(scene, file, [mine, theirs], [step, back]):
-        return False
-    made = bound_to(file, theirs, step)
-    modules = _stepped_by(file, made) if made is not None else set[str]()
-    own = [row for row in (*order.between, *order.passed) if not _is_of(file, row, theirs, modules)]
-    if not all(_reads_no_weights(file, row) for row in own):
-        return False
-    apart = {one.name for one in _optimizers(scene) if one.is_apart}
-    called_by_line = [one.step.site for one in scene.finding.writes if one.step is not None]
-    is_direct = called_by_line != [] and all(one is not None and one.inside is None for one in called_by_line)
-    if ast.unparse(mine) not in apart or not is_direct:  # a wrapper may do more
-        return False
-    if inputs is not None:
-        given = _given(file, made) if made is not None else None
-        return given is not None and ast.dump(_without_list(given)) == ast.dump(_without_list(inputs))
-    if ast.unparse(theirs) not in apart:
         return False
     if not all(_is_no_other_step(file, one, step, [mine, theirs]) for one in calls(file.tree, "step")):
         return False
@@ -375,11 +356,16 @@ def _is_sound(
         return False  # else a region that runs again refuses `inputs=`
     if not any(_same(_method_of(row, "zero_grad"), mine) for row in order.above):
         return False
-    return not _tells_gradients_apart(file, modules, order.above)
-
-
-def _without_list(value: ast.expr) -> ast.expr:
-    return value.args[0] if isinstance(value, ast.Call) and called(value) == "list" and value.args else value
+    made = bound_to(file, theirs, step)
+    modules = _stepped_by(file, made) if made is not None else set[str]()
+    own = [row for row in (*order.between, *order.passed) if not _is_of(file, row, theirs, modules)]
+    if not all(_reads_no_weights(file, row) for row in own) or _tells_gradients_apart(file, modules, order.above):
+        return False
+    names = {ast.unparse(mine), ast.unparse(theirs)}
+    apart = {one.name for one in _optimizers(scene) if one.is_apart}
+    called_by_line = [one.step.site for one in scene.finding.writes if one.step is not None]
+    is_direct = all(one is not None and one.inside is None for one in called_by_line)  # a wrapper may do more
+    return names <= apart and called_by_line != [] and is_direct
 
 
 def _are_the_same_there(scene: Scene, file: File, optimizers: Sequence[ast.expr], rows: Sequence[ast.stmt]) -> bool:
@@ -502,13 +488,19 @@ def _same(one: ast.expr | None, other: ast.expr) -> bool:
 
 
 def _reads_no_weights(file: File, row: ast.stmt) -> bool:
-    """Whether a statement prints, returns or binds to a name only what losses and operators make of names."""
-    if isinstance(row, ast.Return):
-        return row.value is None or operands(file, row.value) is not None
-    if isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in row.targets):
-        return operands(file, row.value) is not None
-    call = call_of(row)
-    return call is not None and called(call) == "print" and all(operands(file, one) is not None for one in values(call))
+    """Whether a statement prints, returns or binds to a name only what losses and operators make of names, and of no
+    `net.weight`."""
+    call, given = call_of(row), list[ast.expr | None]()
+    if isinstance(row, ast.Assign) and not all(isinstance(one, ast.Name) for one in row.targets):
+        return False
+    if isinstance(row, (ast.Return, ast.Assign)):
+        given = [row.value]
+    elif call is not None and called(call) == "print":
+        given = [*values(call)]
+    else:
+        return False
+    read = [operands(file, one) for one in given if one is not None]
+    return all(one is not None and all(isinstance(each, ast.Name) for each in one) for one in read)
 
 
 def operands(file: File, value: ast.expr) -> list[ast.expr] | None:

@@ -85,7 +85,7 @@ class Optimizer:
     """One of the program's two optimizers, as the code of a read names it.
 
     `module` is the name of the module whose parameters are what it steps; empty if there is none. `is_apart`: it and
-    the other one have no parameter in common, each requires a gradient, and no variable holds one of its own.
+    the other one have no parameter in common, each requires a gradient, and no variable holds it.
     """
 
     name: str

@@ -37,15 +37,12 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
             if isinstance(held.value, torch.Tensor) and (is_of_self or not isinstance(held.owner, torch.nn.Module)):
                 alone.add(storage_key(held.value))
         stepped = {number: _stepped(one) for number, one in two.items()}
-        keys = {number: {storage_key(one) for one in parameters} for number, parameters in stepped.items()}
-        mine, theirs = keys.values()
+        mine, theirs = ({storage_key(one) for one in parameters} for parameters in stepped.values())
         asked = all(one.requires_grad for parameters in stepped.values() for one in parameters)
-        apart = {one: asked and mine.isdisjoint(theirs) and alone.isdisjoint(own) for one, own in keys.items()}
+        apart = asked and mine.isdisjoint(theirs) and alone.isdisjoint(mine | theirs)
         parts = {name: {*map(id, one.parameters())} for name, one in modules.items()}
     return tuple(
-        Optimizer(
-            name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart[id(one)]
-        )
+        Optimizer(name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart)
         for name, one in known.items()
     )
 

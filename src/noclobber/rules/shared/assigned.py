@@ -31,7 +31,7 @@ def is_read(moved: Moved, sources: Sequence[str]) -> bool:
 
 def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
     """Return the statement that sets the value after its first value; None unless the source has exactly one. One that
-    sets another number than there is now has been followed by that one."""
+    sets another number than there is now has been followed by a statement that counts."""
     if not moved.attribute or moved.replaced or not moved.rebound:
         return None
     found: list[Span | None] = []
@@ -40,10 +40,17 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
         rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
         if moved.is_variable and rows and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
             rows = rows[1:]  # its first value
-        rows = [node for node in rows if not _sets_another(value_given(file, node), moved)]
+        if counting := [node for node in rows if _counts(file, node)]:
+            rows = [node for node in rows if node in counting or not _sets_another(value_given(file, node), moved)]
         found += [file.span(file.statement(node) or node) for node in rows]
         found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
     return found[0] if len(found) == 1 else None
+
+
+def _counts(file: File, node: ast.expr) -> bool:
+    """`cache.pos += 1`."""
+    row = file.statement(node)
+    return isinstance(row, ast.AugAssign) and isinstance(row.value, ast.Constant)
 
 
 def _sets_another(value: ast.expr | None, moved: Moved) -> bool:

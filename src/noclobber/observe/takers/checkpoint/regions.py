@@ -88,9 +88,10 @@ class CheckpointRegion:
             if key is not None and key not in self.outside:
                 self.outside[key] = reread = Witness(key, tensor)
                 self.memory.rereads.add(reread)
-        self.used: dict[int, int] = {}
-        """The storages of `outside` that the region has saves on, each with the moment of the first. The others may not
-        matter."""
+        self.used: set[int] = set()
+        """The storages of `outside` that the region has saves on. The others may not matter."""
+        self.saved: dict[int | None, int] = {}
+        """The storages of all that forward saved, each with the moment of the first save."""
         self.as_saved: set[int | None] = set()
         """Those of these all of whose bytes were seen to be in the second run what they were in forward."""
         self.count = 0
@@ -147,8 +148,10 @@ class CheckpointRegion:
         self._of_last.append(packed)
         thread.packed.append(ref(packed))
         key = packed.key
+        if key not in self.saved:
+            self.saved[key] = moment()
         if key in self.outside and key not in self.used and self._outside_at(key) is not None:
-            self.used[key] = moment()
+            self.used.add(key)
 
     def is_as_saved(self, holder: Holder, tensor: torch.Tensor) -> bool:
         """Return True if a recomputed tensor is known at once to be as in forward; most are."""
@@ -224,9 +227,6 @@ class CheckpointRegion:
                 if handle.moment >= self.again:
                     yield reread, handle.alias
 
-    def _all_used(self) -> dict[int, int]:
-        return {reread.key: self.begin for reread, _ in self._kept_again()} | self.used
-
     def _was_written(self) -> bool:
         """Return True if the second run of a reentrant region saved memory that was overwritten since forward. This
         needs no fingerprints."""
@@ -272,10 +272,10 @@ class CheckpointRegion:
         else to outside memory that the region has saves on, else to all outside memory, and last to what holds what it
         held. Writes that the second run has made as well count only if there are no others."""
         own = self.source(tensor) if tensor is not None else None
-        used = self._all_used()
+        used = self.used | {reread.key for reread, _ in self._kept_again()}
         groups = [[own]] if own is not None else []
         for but in (self.as_saved, set[int | None]()):
-            groups.append([self.outside[key] for key in used if key not in but])
+            groups.append([self.outside[key] for key in used - but])
             groups.append([one for key, one in self.outside.items() if key not in but])
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()
         for records in ([noted for noted in made if noted.place not in again], made):
@@ -294,9 +294,8 @@ class CheckpointRegion:
         repeated = bool(writes) and all(write.site in again for write in writes)
         moved = reads.moved(self.values, self.values_again)
         sources = _sources(self.place) if moved else ()
-        used = self._all_used()
         written = write_history.since(self.memory, self.begin, self.again)
-        spoils = any(noted.key in used and used[noted.key] < noted.moment for noted in written)
+        spoils = any(noted.key in self.saved and self.saved[noted.key] < noted.moment for noted in written)
         return Drift(site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, spoils=spoils)
 
     def failed(self, error: Exception) -> None:
