@@ -2189,24 +2189,6 @@ def run():
         stage.steps += 1
     h.sum().backward()
 """,
-    "a buffer between regions that are reentrant": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
-    def forward(self, x):
-        return torch.sin(x + self.steps)
-stage = Stage()
-
-def run():
-    h = x @ w
-    for _ in range(2):
-        h = checkpoint(stage, h, use_reentrant=True)
-        stage.steps += 1
-    h.sum().backward()
-""",
     "a buffer and another attribute that move on between two regions": """
 from torch.utils.checkpoint import checkpoint
 
@@ -3817,6 +3799,24 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a buffer between regions that are reentrant": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(4, dtype=torch.float64))
+    def forward(self, x):
+        return torch.sin(x + self.steps)
+stage = Stage()
+
+def run():
+    h = x @ w
+    for _ in range(2):
+        h = checkpoint(stage, h, use_reentrant=True)
+        stage.steps += 1
+    h.sum().backward()
+""",
     "what a ctx keeps, in which its backward computes, and which it reads by another name": """
 class Waves(torch.autograd.Function):
     @staticmethod

@@ -126,9 +126,9 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     file, found, event = write.file, write.statement, scene.finding.event
     is_weight = scene.kind == "parameter"
     to_leaf = scene.is_leaf or (scene.code == "NC304" and is_weight)  # else a backward may need what is written
-    if not isinstance(event, Refusal) or not to_leaf or event.is_saved or not has_torch(file):
+    if not isinstance(event, Refusal) or not to_leaf or not has_torch(file):
         return []
-    if scene.places("read") or "ctx" in parameters(file.scope(found)) or _comes_again(scene):
+    if scene.places("read") or "ctx" in parameters(file.scope(found)) or _comes_again(scene, event):
         return []  # where PyTorch refuses to read a view, the write went through
     of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
     carries = event.carries_gradient is True
@@ -162,13 +162,15 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
 
-def _comes_again(scene: Scene) -> bool:
-    """Return True if a `forward` writes, or what it calls, and may do so again before a backward, which then needs what
-    it read before: in a loop in which no backward surely runs, or by another call."""
+def _comes_again(scene: Scene, event: Refusal) -> bool:
+    """Return True if a `forward` writes, or what it calls, and a graph keeps the weight by then, or may keep it when it
+    writes again before a backward: in a loop in which no backward surely runs, or by another call."""
     is_in_forward = False
     for place in filter(None, (scene.at(site.span()) for site in reversed(scene.finding.calls))):
         file, node, scope = place.file, place.node, place.file.scope(place.node)
         is_in_forward |= getattr(scope, "name", "") == "forward"
+        if is_in_forward and event.is_saved:
+            return True
         around = [*file.around(node)]
         turns = [one for one in around if isinstance(one, (*LOOP, *COMPREHENSION)) and file.scope(one) is scope]
         turn = turns[0] if turns else scope
