@@ -120,7 +120,7 @@ class Order:
 
 @dataclass(slots=True)
 class Result:
-    """`calls` backward calls ended well of those `begun`; `found_at` is the one at which the first finding was there.
+    """`calls` backward calls ended well; `found_at` is the one at which the first finding was there.
 
     `saved`: the most bytes that a backward found saved. `error` is one line; `crash` is noclobber's own failure.
     """
@@ -130,7 +130,6 @@ class Result:
     crash: str = ""
     torch: bool = True
     calls: int = 0
-    begun: int = 0
     found_at: int | None = None
     saved: int | None = None
     peak: int | None = None

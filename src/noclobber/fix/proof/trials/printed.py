@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import zip_longest
 
@@ -48,8 +49,7 @@ def _close(one: str, other: str) -> bool:
     """Whole numbers count something, and must be the same."""
     if one.lstrip("+-").isdigit() or other.lstrip("+-").isdigit():
         return one == other
-    scale = max(abs(float(one)), abs(float(other)))
-    return abs(float(one) - float(other)) <= _WITHIN * scale
+    return math.isclose(float(one), float(other), rel_tol=_WITHIN)
 
 
 def _quoted(line: str) -> str:

@@ -295,7 +295,7 @@ class TrialProcess(Member):
                 seen.ended()  # after the peak was taken, as this copies what the program leaves
             if self._found_at is None and self._has_found():
                 self._found_at = max(seen.begun, 1)
-            result.calls, result.begun, result.saved = seen.done, seen.begun, seen.saved
+            result.calls, result.saved = seen.done, seen.saved
             result.found_at = self._found_at
             evidence.write(seen.events, f"{path}.pt")
         put(f"{path}.json", result.to_json())
