@@ -116,7 +116,7 @@ def candidates(finding: Finding, read: Callable[[str], str], fitting: tuple[Mend
 def _to_be_kept(scene: Scene) -> Iterator[str]:
     """The written names that have to hold the same tensor on, as another function reads it."""
     for write in scene.writes():
-        root = root_of(write.target) if write.target is not None else None
+        root = root_of(write.target)
         if isinstance(root, ast.Name) and is_read_elsewhere(scene.finding, write.file, write.statement):
             yield root.id
 
@@ -131,12 +131,9 @@ def _distinct(found: Iterable[Change]) -> Iterator[Change]:
     """The changes without those whose edits another one has: the one that is sound, else the cheapest, stays, at the
     least cost."""
     best: dict[object, Change] = {}
-    for one in found:
+    for one in (each for each in found if each.edits):
         key = frozenset((edit.span, edit.replacement) for edit in one.edits)
-        other = best.get(key)
-        if one.edits and other is not None:
-            first = max(other, one, key=lambda each: (each.is_sound, -each.cost))
-            best[key] = replace(first, cost=min(one.cost, other.cost))
-        elif one.edits:
-            best[key] = one
+        other = best.get(key, one)
+        first = max(other, one, key=lambda each: (each.is_sound, -each.cost))
+        best[key] = replace(first, cost=min(one.cost, other.cost))
     yield from best.values()

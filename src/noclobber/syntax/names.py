@@ -90,7 +90,7 @@ def unindexed(node: ast.expr) -> ast.expr:
     return node
 
 
-def root_of(node: ast.expr) -> ast.expr:
+def root_of(node: ast.expr | None) -> ast.expr | None:
     """`h` of `h[0].view(-1).add_(1)`."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value

@@ -105,6 +105,11 @@ class WriteSyntax:
         return Form.AUGMENTED if isinstance(self.statement, ast.AugAssign) else Form.OTHER
 
     @property
+    def value(self) -> ast.expr | None:
+        """What an assignment gives; else the writing call."""
+        return self.statement.value if isinstance(self.statement, (ast.Assign, ast.AugAssign)) else self.call
+
+    @property
     def base(self) -> ast.expr | None:
         """Return the name or attribute below the target: `h` of `h[0].view(-1)`."""
         return base_of(self.target)

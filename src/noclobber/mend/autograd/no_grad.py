@@ -418,9 +418,11 @@ def _shifts(file: File, write: ast.stmt) -> bool:
     scope, name = file.scope(write), dotted(write.target)
     if not isinstance(write.target, ast.Name) or not holds_alone(file, name, write):
         return False
-    bound = [[file.statement(each) for each in uses(scope, one.id, ast.Store)] for one in walk(write.value, ast.Name)]
+    stored = [uses(scope, one.id, ast.Store) for one in walk(write.value, ast.Name)]
+    rows = [file.statement(one) for each in stored for one in each]
     plain = next(walk(write.value, ast.Call, ast.Attribute, ast.Subscript), None) is None
-    return plain and bool(bound) and all(rows and all(_is_constant(file, row) for row in rows) for rows in bound)
+    constant = all(isinstance(one, ast.Assign) and (_is_guarded(file, one) or is_number(one.value)) for one in rows)
+    return plain and stored != [] and all(stored) and constant
 
 
 def _follows_step(file: File, write: WriteSyntax) -> bool:
@@ -536,10 +538,6 @@ def _is_read_on(file: File, write: WriteSyntax) -> bool:
     return any(file.statement(one) not in rows for one in own)
 
 
-def _is_constant(file: File, row: ast.stmt | None) -> bool:
-    return isinstance(row, ast.Assign) and (_is_guarded(file, row) or is_number(row.value))
-
-
 def _clears(row: ast.stmt) -> bool:
     """`w.grad.zero_()`, `w.grad = None`."""
     return bool(re.fullmatch(r"\S+\.grad(\.zero_\(\)| = None)", ast.unparse(row)))
@@ -574,7 +572,7 @@ def _may_be_update(write: WriteSyntax, kind: str) -> bool:
 
     Where the program differentiates through its own updates (`create_graph`), it is none.
     """
-    file, value, text = write.file, _value(write), write.file.source(write.statement)
+    file, value, text = write.file, write.value, write.file.source(write.statement)
     if ".grad" not in text and differentiates(file):
         return False
     if kind == "parameter" or ".grad" in text or (value is not None and is_of_gradients(file, value)):
@@ -588,16 +586,10 @@ def _is_tracked(write: WriteSyntax) -> bool:
 
     What is computed from a `.grad` carries none, unless the program differentiates through its gradients.
     """
-    value = _value(write)
-    calls = [one for one in walk(value, ast.Call) if not writes(one)] if value is not None else []
+    calls = [one for one in walk(write.value, ast.Call) if not writes(one)] if write.value is not None else []
     if "create_graph" not in write.file.text:
         calls = [one for one in calls if ".grad" not in write.file.source(one)]
     return not all(map(is_untracked, calls))
-
-
-def _value(write: WriteSyntax) -> ast.expr | None:
-    found = write.statement
-    return found.value if isinstance(found, (ast.Assign, ast.AugAssign)) else write.call
 
 
 def _is_given_to_writer(file: File, call: ast.Call, name: str) -> bool:

@@ -36,7 +36,7 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk, within
-from noclobber.syntax.writes import WriteSyntax, base_of, is_read_on, loses_write, write_in, writes
+from noclobber.syntax.writes import Form, WriteSyntax, base_of, is_read_on, loses_write, write_in, writes
 
 
 def into_clone(scene: Scene) -> Iterator[Change]:
@@ -73,12 +73,10 @@ def before_write(write: WriteSyntax, scene: Scene, cost: int) -> Iterator[Change
 
 
 def _writes_part(file: File, name: str, row: ast.stmt) -> bool:
-    if isinstance(row, ast.Assign):
-        return isinstance(row.targets[0], ast.Subscript) and dotted(base_of(row.targets[0])) == name
-    if hasattr(row, "body"):
+    if hasattr(row, "body") or (isinstance(row, ast.Assign) and not isinstance(row.targets[0], ast.Subscript)):
         return False
     write = write_in(file, row)
-    return write.name == name and (isinstance(row, ast.AugAssign) or write.call is not None)
+    return write.name == name and write.form is not Form.OTHER
 
 
 def _of_leaf(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
@@ -146,8 +144,7 @@ def _is_read_here_only(file: File, name: ast.Name) -> bool:
 def value_cloned(scene: Scene) -> Iterator[Change]:
     """`h[1:] = h[:-1]` as `h[1:] = h[:-1].clone()`: what is read is then no longer what is written."""
     for write in scene.writes() if scene.finding.cause is Cause.READS_TARGET else ():
-        found = write.statement
-        value = found.value if isinstance(found, (ast.Assign, ast.AugAssign)) and write.call is None else None
+        value = write.value if write.call is None else None
         if write.call is not None and called(write.call).endswith("_") and write.call.args:
             value = write.call.args[0]
         if isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):

@@ -209,7 +209,7 @@ def _may_be_number(file: File, operand: ast.expr) -> bool:
     scope = file.scope(operand)
     if isinstance(operand, ast.Attribute):
         return any(is_number(value_given(file, one)) for one in attributes_set(file, operand.attr))
-    if not isinstance(operand, ast.Name) or not isinstance(scope, FUNCTION) or operand.id not in parameters(scope):
+    if not isinstance(operand, ast.Name) or operand.id not in parameters(scope):
         return False
     return any(is_number(one) for one in given_for(file, operand.id, scope))
 
@@ -345,17 +345,17 @@ def _is_meant(scene: Scene) -> bool:
         return True  # what the name then holds is another memory: more than one save may be concerned
     if written and written[0].via == "data" and scene.kind == "tensor" and not scene.is_constant:
         return True
-    found = scene.place("write")
-    write = found.statement if found is not None else None
-    target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
-    root = next((root_of(one.target) for one in scene.writes()[:1] if one.target is not None), None)
-    scope = found.file.scope(root) if found is not None and root is not None else None
-    made = definition(found.file, root, found.row) if found is not None and scene.kind == "tensor" else None
-    if found is not None and _is_detached(found.file, made):
-        return True
-    if found is not None and isinstance(root, ast.Name) and scope and _is_given_again(found.file, root.id, scope):
-        return True  # each call changes it further
-    if isinstance(target, ast.Subscript) or finding.save is None or scene.kind != "tensor":
+    root, found = next((root_of(one.target) for one in scene.writes()[:1]), None), scene.place("write")
+    if found is not None:
+        file, write = found.file, found.statement
+        if scene.kind == "tensor" and _is_detached(file, definition(file, root, found.row)):
+            return True
+        if isinstance(root, ast.Name) and _is_given_again(file, root.id, file.scope(root)):
+            return True  # each call changes it further
+        target = write.targets[0] if isinstance(write, ast.Assign) else getattr(write, "target", None)
+        if isinstance(target, ast.Subscript):
+            return False
+    if finding.save is None or scene.kind != "tensor":
         return False
     again = Counter((one.op, one.site) for one in sorted(written, key=lambda one: one.order))
     places = [one for one in again if one[0] in _ADDING]

@@ -148,7 +148,7 @@ def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
     calls = [scene.at(one.span()) for one in scene.finding.calls[-2:]]
     if any(one is None or one.file is not file for one in (*calls, *scene.places("save", "write", "read"))):
         return []
-    scope, root = file.scope(write.statement), root_of(write.target) if write.target is not None else None
+    scope, root = file.scope(write.statement), root_of(write.target)
     if not isinstance(root, ast.Name):
         return []
     if root.id in parameters(scope):

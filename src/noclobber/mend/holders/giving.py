@@ -59,12 +59,12 @@ def run_by(call: ast.Call) -> ast.expr:
     return call.args[0] if called(call) == "checkpoint" and call.args else call.func
 
 
-_asked: ContextVar[frozenset[Function]] = ContextVar("asked", default=frozenset())
+_asked: ContextVar[frozenset[Scope]] = ContextVar("asked", default=frozenset())
 """Functions that are being looked into."""
 
 
 @contextmanager
-def asking(function: Function) -> Iterator[bool]:
+def asking(function: Scope) -> Iterator[bool]:
     """Look into a function. Gives False if the search is already inside it, because it calls itself."""
     before = _asked.get()
     token = _asked.set(before | {function})

@@ -167,8 +167,6 @@ def is_given_alone(file: File, name: str, function: Scope) -> bool:
     if isinstance(function, FUNCTION) and function.name == "forward" and around and not function.decorator_list:
         runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, around))
         given = [given_by(file, one, name, function) for one in runs]
-    if isinstance(function, (ast.Module, ast.Lambda)):
-        return False
     with asking(function) as is_first:
         return is_first and all(one is not None and is_given_last(file, one) for one in given)
 

@@ -350,7 +350,7 @@ def with_those_refused_next(file: File, write: ast.stmt, found: Change | None, f
     for one in _refused_alike(file, write, first) if found is not None else ():
         other = write_in(file, one)
         more = out_of_place(other) or [edit for edit in [_into_clone(file, one, other.name)] if edit is not None]
-        root = root_of(other.target) if other.target is not None else None
+        root = root_of(other.target)
         before = _read_before(file, other.name, one)
         is_alone = isinstance(root, ast.Name) and all(keeps_nothing(file, use) for use in before)
         if isinstance(other.base, ast.Attribute):
@@ -439,8 +439,7 @@ def _is_read_below(scene: Scene, file: File, write: ast.stmt) -> bool:
 
 def _name_written(file: File, write: ast.stmt) -> str | None:
     """`h` of `h += 1`, `h[0] = 1`, `h[0].add_(1)`, `h = h.add_(1)` and `torch.relu_(h)`."""
-    target = write_in(file, write).target
-    root = root_of(target) if target is not None else None
+    root = root_of(write_in(file, write).target)
     if not isinstance(root, ast.Name) or write not in set(writes_through(file, file.scope(write), root.id)):
         return None
     return root.id
@@ -512,8 +511,6 @@ def _filled_whole(scene: Scene, file: File, write: ast.stmt, name: str) -> Edit 
     if call is None or held is None or called(call) not in fills or owner(call) is not held:
         return None
     if not is_whole or not has_torch(file):
-        return None
-    if called(call) == "copy_" and not call.args:
         return None
     filled = rewritten(file, file.span(call), [Edit(file.span(held), f"torch.empty_like({name})")])
     return replace(file, write, f"{name} = {filled}")

@@ -146,7 +146,7 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
     """`g = given.clone()` for `g = given` in a `backward` that writes to parts of `g`, as `g[mask] = 0`, or a clone
     before the first such write to what it was given by that name."""
     file, scope = write.file, write.file.scope(write.statement)
-    root = root_of(write.target) if write.target is not None else None
+    root = root_of(write.target)
     if scene.is_refused or not _in_backward(write) or not isinstance(root, ast.Name) or isinstance(scope, ast.Lambda):
         return None
     name, rows = root.id, scope.body

@@ -70,7 +70,7 @@ def _by_index(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     below = uses(file.scope(loop), write.name, ast.Load)
     if any(is_stored(file, one) for one in written) or any(starts(one) >= ends(loop) for one in below):
         return
-    counted = _counter(file, loop, target)
+    counted = _counter(loop, target)
     index = counted or next(one for one in chain("ijk", map("i{}".format, count(1))) if one not in used)
     ranged = f"range({length})"
     edits = [replace(file, target, index), replace(file, whole, ranged)]
@@ -100,7 +100,7 @@ def _is_one_tensor(file: File, loop: For, whole: ast.expr, root: str) -> bool:
     return whole.id == root or uses(scope, whole.id, ast.Load) == [whole]
 
 
-def _counter(file: File, loop: For, target: ast.expr) -> str:
+def _counter(loop: For, target: ast.expr) -> str:
     """`i` of `for i, c in enumerate(x)`, where the loop binds it to nothing else; else empty."""
     pair = loop.target
     counting = loop.iter if isinstance(loop.iter, ast.Call) and called(loop.iter) == "enumerate" else None
