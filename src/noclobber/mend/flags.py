@@ -100,17 +100,16 @@ def without_cache(scene: Scene) -> Iterator[Change]:
     that has used the cast."""
     files = scene.files() if isinstance(scene.finding.event, StaleCast) else []
     uses = [(file, one) for file in files for one in named(file.tree) if "autocast" in last_name(one)]
-    file, node = uses[0] if len(uses) == 1 else (None, None)
-    call = called_by(file, node) if file is not None and node is not None else None
-    if file is None or call is None:
+    if len(uses) != 1 or (call := called_by(*uses[0])) is None:
         return
+    file = uses[0][0]
     known = (*_AUTOCASTS, *(imported_from(file, "torch") & {"autocast"}))
     names = [one for each in files for one in walk(each.tree, ast.alias) if one.name.endswith("autocast")]
     if dotted(call.func) not in known or any(one.asname for one in names):  # by another name may be one more
         return
     block = next((one for one in file.around(call) if isinstance(one, WITH)), None)
-    begins = block is not None and call in [one.context_expr for one in block.items]
-    run = [block, *run_by(scene, block)] if begins and block is not None else []
+    heads = [one.context_expr for one in block.items] if block is not None else []
+    run = [block, *run_by(scene, block)] if block is not None and call in heads else []
     read = [one.node for one in scene.places("read")]
     is_run = bool(read) and all(any(one in ast.walk(each) for each in run) for one in read)
     if is_run and len(call.args) < 2 and {one.arg for one in call.keywords} <= {"device_type", "dtype"}:

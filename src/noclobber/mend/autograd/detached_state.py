@@ -168,8 +168,7 @@ def _summed_anew(scene: Scene) -> Iterator[Change]:
     """`total = 0`, as before the loop, below the backward of a sum that goes on from turn to turn. What reads the sum
     later gets its whole value, detached."""
     read, event = scene.place("read"), scene.finding.event
-    name = sum_of_turns(event.site) if isinstance(event, Refusal) else ""
-    if read is None or not name or not isinstance(event, Refusal):
+    if read is None or not isinstance(event, Refusal) or not (name := sum_of_turns(event.site)):
         return
     file, loop, rows = read.file, read.file.loops(read.row)[0], read.file.block(read.row)
     bound = [row for one in uses(file.scope(read.row), name, ast.Store) if (row := file.statement(one)) is not None]

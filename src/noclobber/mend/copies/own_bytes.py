@@ -159,7 +159,7 @@ def _sources(scene: Scene, write: WriteSyntax) -> list[ast.expr]:
     return [row.value] if row is not None else []
 
 
-def _shown_aside(value: ast.expr) -> ast.Name | None:
+def _shown_aside(value: ast.expr | None) -> ast.Name | None:
     """`out` of `out.data[0]` and of `out.detach().numpy()`, which share its memory, unknown to autograd."""
     is_shared = False
     while isinstance(value, (ast.Attribute, ast.Call, ast.Subscript)):
@@ -168,10 +168,7 @@ def _shown_aside(value: ast.expr) -> ast.Name | None:
             return None
         if isinstance(value, ast.Attribute) and value.attr != "data":
             return None
-        inner = owner(value) if isinstance(value, ast.Call) else value.value
-        if inner is None:
-            return None
-        value = inner
+        value = owner(value) if isinstance(value, ast.Call) else value.value
     return value if is_shared and isinstance(value, ast.Name) else None
 
 

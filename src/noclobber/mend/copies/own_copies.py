@@ -48,9 +48,9 @@ def on_copies(scene: Scene) -> Iterator[Change]:
     if not (scene.is_clobber or scene.steps()) or scene.reads_first():
         return
     for file, call in _calls(scene):
-        if what is None or not dotted(call.func) or _is_function(call):
-            continue
         net = dotted(call.func)
+        if what is None or not net or net.startswith(("torch.", "F.", "nn.")):
+            continue
         if net.startswith((f"{scene.name}.", *(f"{one.name}." for one in scene.writes() if one.name))):
             continue  # a method of the tensor itself
         if call.keywords or has_stars(call):
@@ -113,7 +113,3 @@ def _runs_once(file: File, call: ast.Call) -> bool:
     statement = file.nearest(call, ast.stmt)
     around = (one for one in file.around(call) if isinstance(one, (ast.Lambda, *COMPREHENSION)))
     return not any(file.nearest(one, ast.stmt) is statement for one in around)
-
-
-def _is_function(call: ast.Call) -> bool:
-    return dotted(call.func).startswith(("torch.", "F.", "nn."))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from noclobber.mend.holders.giving import asking, given_by, given_for, run_by
 from noclobber.mend.holders.making import (
@@ -62,7 +62,7 @@ from noclobber.syntax.tree import (
     walk,
     within,
 )
-from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number
+from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number, tensors_given
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -146,9 +146,9 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
 
 def _divided(value: ast.expr | None) -> ast.expr | None:
     """`h` of `h.chunk(2)` and of `torch.chunk(h, 2)`; None for what divides nothing."""
-    if not isinstance(value, ast.Call) or called(value) not in SPLITS or (of := owner(value)) is None:
+    if not isinstance(value, ast.Call) or called(value) not in SPLITS or owner(value) is None:
         return None
-    return value.args[0] if is_namespace(of) and value.args else of
+    return next(iter(tensors_given(value)), None)
 
 
 def _taken_over(file: File, value: ast.expr | None) -> set[str]:
@@ -291,31 +291,24 @@ def is_held_by_engine(file: File, name: str, write: ast.stmt, written: ast.Name 
     """
     scope = file.scope(write)
     is_known = name in parameters(scope) or uses(scope, name, ast.Store) != []
-    return is_known and _is_only_held_by(file, scope, name, _is_unpacked, returned=True, but=written)
+    but = [written, *(one for one in uses(scope, name, ast.Store) if _is_unpacked(file, one))]
+    return is_known and _is_only_held_by(file, scope, name, but, returned=True)
 
 
 def owns(file: File, name: str, where: ast.AST) -> bool:
     """Return True if a name holds only numbers and tensors that nothing else ever holds, in the scope of a node."""
     scope = file.scope(where)
     is_bound = name not in parameters(scope) and uses(scope, name, ast.Store, ast.Del) != []
-    return is_bound and _is_only_held_by(file, scope, name, _binds_number, returned=False)
+    numbers = [one for one in uses(scope, name, ast.Store) if _binds_number(file, one)]
+    return is_bound and _is_only_held_by(file, scope, name, numbers, returned=False)
 
 
-def _is_only_held_by(
-    file: File,
-    scope: Scope,
-    name: str,
-    binds: Callable[[File, ast.Name], bool],
-    *,
-    returned: bool,
-    but: ast.Name | None = None,
-) -> bool:
-    """Return True if a name is bound to new tensors alone, or to what else it may be, and no use but one keeps them."""
+def _is_only_held_by(file: File, scope: Scope, name: str, but: Sequence[ast.Name | None], *, returned: bool) -> bool:
+    """Return True if, but for some uses of it, a name is bound to new tensors alone, and no use keeps them."""
     return is_own(scope, name) and all(
-        one is but or keeps_nothing(file, one, returned=returned)
-        if isinstance(one.ctx, ast.Load)
-        else _binds_new(file, one) or binds(file, one)
+        keeps_nothing(file, one, returned=returned) if isinstance(one.ctx, ast.Load) else _binds_new(file, one)
         for one in uses(scope, name)
+        if one not in but
     )
 
 

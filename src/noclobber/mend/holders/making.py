@@ -195,8 +195,7 @@ def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
 def _without_moves(made: ast.Call | None) -> ast.Call | None:
     """`nn.Linear(2, 3)` of `nn.Linear(2, 3).to(device).eval()`; None where such methods are called on anything else."""
     while called(made) in _OF_MODULES:
-        inner = owner(made)
-        made = inner if isinstance(inner, ast.Call) else None
+        made = inner if isinstance(inner := owner(made), ast.Call) else None
     return made
 
 

@@ -34,10 +34,11 @@ def is_apart(scene: Scene, file: File, rows: Sequence[ast.AST]) -> bool:
     """Return True if statements, or the heads of a `with`, are known to do the same below a backward as above it."""
     ran = [one for row in rows for one in run_by(scene, row)]
     own = [one for each in scene.files() for one in functions(each.tree) if not _is_of_function(each, one)]
+    properties = [one for one in own if {"property", "cached_property"} & {*map(last_name, one.decorator_list)}]
     return (
         not any(one.name in ("backward", "zero_grad") for one in own)
-        and not any(_is_property(one) and uses_gradients(file, one) for one in own)
-        and not any(uses_gradients(file, one) or _freezes(one) for one in (*rows, *ran))
+        and not any(uses_gradients(file, one) for one in (*properties, *rows, *ran))
+        and not any(attributes(one, "requires_grad", "requires_grad_") for one in (*rows, *ran))
         and not any(next(walk(one, ast.Raise, ast.Assert), None) for one in ran)
     )
 
@@ -45,15 +46,6 @@ def is_apart(scene: Scene, file: File, rows: Sequence[ast.AST]) -> bool:
 def _is_of_function(file: File, method: ast.AST) -> bool:
     of = file.class_of(method)
     return of is not None and any(last_name(one) == "Function" for one in of.bases)
-
-
-def _is_property(method: ast.AST) -> bool:
-    return any(last_name(one) in ("property", "cached_property") for one in getattr(method, "decorator_list", ()))
-
-
-def _freezes(node: ast.AST) -> bool:
-    """`p.requires_grad = False`, `net.requires_grad_(False)`."""
-    return bool(attributes(node, "requires_grad", "requires_grad_"))
 
 
 def uses_gradients(file: File, node: ast.AST) -> bool:

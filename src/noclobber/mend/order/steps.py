@@ -134,11 +134,8 @@ def _does_more(row: ast.stmt) -> bool:
     """
     rows = simple_statements(row)
     is_aside = isinstance(row, ast.With) and any(map(_runs, rows))  # under `no_grad`, to be told
-    return is_aside or any(map(_is_more, rows)) or (hasattr(row, "body") and any(map(_adds, rows)))
-
-
-def _adds(row: ast.stmt) -> bool:
-    return isinstance(row, ast.AugAssign)
+    adds = hasattr(row, "body") and any(isinstance(one, ast.AugAssign) for one in rows)
+    return is_aside or adds or any(map(_is_more, rows))
 
 
 def _is_more(row: ast.stmt) -> bool:

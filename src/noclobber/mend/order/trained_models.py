@@ -78,8 +78,7 @@ def acts(file: File, model: ast.expr) -> bool:
     """Return True if a model is handed to a function of the file that runs it without gradients: to play, or to
     generate."""
     call = file.above[model]
-    is_handed = isinstance(call, ast.Call) and model in call.args
-    function = function_called(file, call.func, call) if is_handed and isinstance(call, ast.Call) else None
+    function = function_called(file, call.func, call) if isinstance(call, ast.Call) and model in call.args else None
     return function is not None and not {"no_grad", "inference_mode"}.isdisjoint(map(last_name, named(function)))
 
 
