@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from noclobber.mend.change import Change
 from noclobber.mend.holders.making import only_computes
-from noclobber.mend.order.later_writes import calls_of_writers, made_by, makes_all
+from noclobber.mend.order.later_writes import leading, makes_all
 from noclobber.mend.order.passing import LEAVING, is_apart, module_of, runs_what_it_is_given, uses_gradients
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cure
@@ -42,8 +42,7 @@ def backward_first(scene: Scene) -> Iterator[Change]:
     """`opt.zero_grad()` and the backward that needs the old bytes, above the statement that leads to the write."""
     read = scene.place("read") if scene.is_clobber and not scene.is_unseen else None
     if read is not None and _is_plain(read.file, read.row):
-        statements = dict.fromkeys([*made_by(scene, read), *calls_of_writers(scene, read)])
-        yield from (each for one in statements for each in _run_first(scene, read, one))
+        yield from (each for one in leading(scene, read) for each in _run_first(scene, read, one))
 
 
 def _is_plain(file: File, row: ast.stmt) -> bool:
@@ -62,13 +61,8 @@ def _is_plain(file: File, row: ast.stmt) -> bool:
         and [dotted(one) for one in targets(bound[0])] == [loss.id]
         and bound[0] in above[: above.index(row)]
         and len(calls(scope, "backward")) == 1
-        and all(_only_shows(file, one) for one in read)
+        and all(getattr(file.above[one], "attr", "") in ("detach", "item") for one in read)  # by no other name
     )
-
-
-def _only_shows(file: File, loss: ast.Name) -> bool:
-    """`loss.item()`, `loss.detach()`: by another name it may be written."""
-    return getattr(file.above[loss], "attr", "") in ("detach", "item")
 
 
 def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
@@ -91,7 +85,7 @@ def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
     lines = [lines_of(file, one) for one in moved]
     put = insert(file, lines_of(file, passed[0])[0], 1, "".join(f"{text_of_lines(file, *one)}\n" for one in lines))
     is_sound = scene.is_trained and _only_compute(scene, file, passed)
-    is_sound &= makes_all(scene, file, lambda node: any(one in (node, *file.around(node)) for one in passed))
+    is_sound &= makes_all(scene, file, lambda node: any(file.holds(one, node) for one in passed))
     edits, cost = (put, *(whole_lines(file, *one) for one in lines)), 2 if scene.is_trained else 4
     yield Change("run the backward before this change", edits, cost, Cure.LATER, is_sound)
 

@@ -71,28 +71,24 @@ def put_off(scene: Scene) -> Iterator[Change]:
         return
     cost = 1 if scene.is_trained or scene.drifts else 4
     cost = LAST_RESORT + 3 if scene.steps() or scene.is_refused else cost
-    statements = dict.fromkeys([*made_by(scene, read), *calls_of_writers(scene, read)])
-    found = (each for one in statements for each in _put_off(scene, read, one, cost))
+    found = (each for one in leading(scene, read) for each in _put_off(scene, read, one, cost))
     yield from sorted(found, key=lambda one: not one.is_sound)
 
 
-def made_by(scene: Scene, read: Place) -> Iterator[ast.AST]:
-    """What stands in the function of the backward and makes a write, or leads to it by the calls that were seen."""
+def leading(scene: Scene, read: Place) -> list[ast.AST]:
+    """What stands in the function of the backward and makes a write, or leads to it by the calls that were seen; then
+    by the text alone: calls of the functions that write, by their names."""
+    file, scope = read.file, read.file.scope(read.row)
     sites = [site for one in scene.finding.writes for site in (*one.calls, one.site) if site is not None]
-    for place in (scene.at(site.span()) for site in sites):
-        if place is not None and place.file is read.file and place.file.scope(place.node) is read.file.scope(read.row):
-            yield place.node
-
-
-def calls_of_writers(scene: Scene, read: Place) -> Iterator[ast.AST]:
-    """The same by the text alone: calls of the functions that write, by their names."""
-    scope = read.file.scope(read.row)
+    places = [place for site in sites if (place := scene.at(site.span())) is not None and place.file is file]
+    found: list[ast.AST] = [one.node for one in places if file.scope(one.node) is scope]
     for write in scene.writes():
         writer = write.file.scope(write.statement)
         if writer is scope:
-            yield write.statement
+            found.append(write.statement)
         elif isinstance(writer, FUNCTION):
-            yield from calls(scope, writer.name)
+            found += calls(scope, writer.name)
+    return list(dict.fromkeys(found))
 
 
 def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[Change]:
@@ -118,7 +114,7 @@ def _put_off(scene: Scene, read: Place, target: ast.AST, cost: int) -> Iterator[
     if block is None:
         lines, title = (lines_of(file, moved[0])[0], last_line(moved[-1])), "make this change after the backward"
         put = insert(file, *file.end_of_line(last_line(passed[-1])), "\n" + text_of_lines(file, *lines))
-        is_sound &= makes_all(scene, file, lambda node: any(row in (node, *file.around(node)) for row in moved))
+        is_sound &= makes_all(scene, file, lambda node: any(file.holds(row, node) for row in moved))
         yield Change(title, (whole_lines(file, *lines), put), cost, Cure.LATER, is_sound)
     else:
         edits = _taken_in(file, block, passed)
