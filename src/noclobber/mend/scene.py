@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from noclobber.mend.holders.making import is_function, is_method
@@ -22,6 +22,7 @@ from noclobber.model.seen.silent import (
     Untracked,
 )
 from noclobber.model.source import Owner, Span, owner_of, source_text
+from noclobber.rules.shared.wording import op_in_words
 from noclobber.syntax.names import attributes, called, called_by, calls, dotted, names_used, optimizer_of, owner
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
 from noclobber.syntax.writes import WriteSyntax, write_at, writes
@@ -302,6 +303,13 @@ def hides(target: ast.expr | None) -> list[tuple[ast.expr, ast.expr]]:
         return []
     read = [(one, one.value) for one in attributes(target, "data")]
     return [*read, *[(one, held) for one in calls(target, "detach") if (held := owner(one)) is not None]]
+
+
+def puts_back(finding: Finding, lines: Collection[int]) -> bool:
+    """Return True if `h[i] += e` on some lines puts the result back into a tensor; where `h` is a list, nothing is
+    copied."""
+    there = [op_in_words(one.op) for one in finding.writes if one.site is not None and one.site.line in lines]
+    return not {"copy_", "fill_", "index_put_"}.isdisjoint(there)
 
 
 def is_of_intent(finding: Finding) -> bool:

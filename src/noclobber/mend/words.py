@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.mend.autograd.no_grad import is_average
+from noclobber.mend.scene import puts_back
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Write
@@ -165,9 +166,7 @@ class _Words:
         if not is_rebindable(self.text) or not self._source(ast.Subscript) or self.form is Form.FLAG:
             return is_rebindable(self.text)
         line = site.line if site is not None else 0
-        at = [one for one in self.finding.writes if one.site is not None and one.site.line == line]
-        stored = any(op_in_words(one.op) in ("copy_", "fill_", "index_put_") for one in at)
-        return not stored and (saved is None or write.tensor.nbytes >= saved.nbytes)
+        return not puts_back(self.finding, [line]) and (saved is None or write.tensor.nbytes >= saved.nbytes)
 
     def _of_activation(self) -> Suggestion:
         op, text, is_call = self.op, self.text, self.form is Form.CALL

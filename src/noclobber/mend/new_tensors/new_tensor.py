@@ -30,7 +30,7 @@ from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import WITHOUT_NAMES, is_just_made, may_be_kept, place_written
 from noclobber.mend.holders.seen import are_over, holders_at, is_over, node_at
 from noclobber.mend.new_tensors.returned import TITLE, rebound
-from noclobber.mend.scene import Scene
+from noclobber.mend.scene import Scene, puts_back
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.events import Refusal, without_indexes
 from noclobber.model.seen.operators import FACTORIES, RANDOM_FILLS, SPLITS, TWIN_IS_VIEW
@@ -108,7 +108,8 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         given = write.call is not None and keyword(write.call, "out") is not None
         if scene.is_refused and not (given or is_read_on(write)):
             continue
-        is_part = isinstance(write.target, ast.Subscript) and _is_stored(scene, write)
+        row, is_part = write.statement, isinstance(write.target, ast.Subscript)
+        is_part &= not isinstance(row, ast.AugAssign) or puts_back(scene.finding, lines_in(row))
         cost = 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1
         yield from rebound(write, cost, is_sound=_is_read_last(scene, write))
         yield from _refilled(write)
@@ -175,16 +176,6 @@ def _is_read_last(scene: Scene, write: WriteSyntax) -> bool:
     is_alone = holds_alone(file, name, row, write.target, holders)
     is_last = is_alone and is_over(file, name, row, node_at(file, row, holders or ()))
     return is_last and scene.keeps_type(file) and _SHAPING.isdisjoint(scene.ops())
-
-
-def _is_stored(scene: Scene, write: WriteSyntax) -> bool:
-    """Return True if `h[i] += e` puts the result back into a tensor; where `h` is a list, nothing is copied."""
-    return not isinstance(write.statement, ast.AugAssign) or any(
-        one.op.endswith(("::copy_", "::fill_", "::index_put_"))
-        and one.site is not None
-        and one.site.line in lines_in(write.statement)
-        for one in scene.finding.writes
-    )
 
 
 def _refilled(write: WriteSyntax) -> Iterator[Change]:
