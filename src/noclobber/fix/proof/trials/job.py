@@ -1,11 +1,11 @@
-"""What a trial is asked to do, and what it reports at its end: two records that travel as JSON."""
+"""What a trial is asked to do, and what it reports at its end: two records that travel in files."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-from dataclasses import asdict, dataclass, field
+import pickle
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -39,7 +39,7 @@ DYNAMO = "torch._dynamo"
 
 ENTRY = str(Path(__file__).absolute().parents[2] / "__main__.py")
 """What a process of a trial is started with."""
-ORDER = "order.json"
+ORDER = "order"
 """The file of a trial's folder that the order is in."""
 OUTPUT, ERRORS = "output", "errors"
 """The files in it that its stdout and its stderr go to."""
@@ -100,22 +100,9 @@ class Order:
     @staticmethod
     def read(folder: str) -> Order:
         """Return the order of a trial."""
-        with open(os.path.join(folder, ORDER), encoding="utf-8") as file:
-            return Order.from_json(file.read())
-
-    def to_json(self) -> str:
-        """As JSON; texts in base64."""
-        document = asdict(self)
-        document["served"] = {path: base64.b64encode(text).decode() for path, text in self.served.items()}
-        return json.dumps(document)
-
-    @staticmethod
-    def from_json(text: str) -> Order:
-        """Read back."""
-        document = json.loads(text)
-        document["served"] = {path: base64.b64decode(one) for path, one in document["served"].items()}
-        document["selection"] = built(Selection, document["selection"])
-        return Order(**document)
+        with open(os.path.join(folder, ORDER), "rb") as file:
+            order: Order = pickle.load(file)
+        return order
 
 
 @dataclass(slots=True)

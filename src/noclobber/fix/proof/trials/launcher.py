@@ -97,7 +97,7 @@ class Launcher:
                 trial.result()  # processes that find each other by a port cannot run twice at a time
         fresh = order.fresh or not self.warm
         order = replace(order, selection=self._selection, fresh=fresh, process=self._process)
-        return self._begun(ORDER, order.to_json().encode(), order.seconds + GRACE)
+        return self._begun(ORDER, pickle.dumps(order), order.seconds + GRACE)
 
     def searched(self, trial: Trial, done: Collection[str] = ()) -> Result:
         """Return what a search found in the first process, or else in another one that is not `done`.

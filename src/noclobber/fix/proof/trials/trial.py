@@ -1,6 +1,6 @@
 """One run of a program for evidence, in its own process.
 
-Its folder holds `order.json`, and gets `result.json` and the evidence when the run is over. The processes that the
+Its folder holds the order, and gets `result.json` and the evidence when the run is over. The processes that the
 program starts carry out the same order. Each child writes its own result into the folder, and the launcher reads that
 of the process which is looked at.
 """
