@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.repairs import Level
 from noclobber.mend.cures import candidates
 from noclobber.mend.scene import as_it_ran
 from tests.fix import programs

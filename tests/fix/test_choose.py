@@ -10,8 +10,7 @@ import pytest
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof import search
-from noclobber.fix.proof.levels import Level, Verdict
-from noclobber.fix.proof.repairs import Repairs
+from noclobber.fix.proof.repairs import Level, Repairs, Verdict
 from noclobber.fix.proof.search import RepairSearch
 from noclobber.fix.proof.trials.job import Ended, Result
 from noclobber.mend.change import LAST_RESORT, Change

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.repairs import Level
 from noclobber.fix.proof.trials.job import Order
 from noclobber.fix.proof.trials.launcher import launching
 from noclobber.mend.cures import candidates

@@ -3,7 +3,7 @@
 import pytest
 
 from noclobber.fix.proof import verdicts
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.repairs import Level
 
 SHARED = """\
 import torch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from noclobber.fix.proof.levels import Level
+from noclobber.fix.proof.repairs import Level
 
 DICT = """\
 import torch

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from noclobber.fix.edits.patch import Patch
-from noclobber.fix.proof.levels import Level
-from noclobber.fix.proof.repairs import Repair, Repairs
+from noclobber.fix.proof.repairs import Level, Repair, Repairs
 from noclobber.fix.proof.trials.launcher import launching
 from noclobber.fix.verb import CannotFix, told
 from noclobber.model.reports.finding import Finding, Label

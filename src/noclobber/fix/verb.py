@@ -13,8 +13,7 @@ from functools import partial
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit, Source, diff, replace_file
 from noclobber.fix.one_rank import ENVIRONMENT, of_one_rank
-from noclobber.fix.proof.levels import Level
-from noclobber.fix.proof.repairs import AppliedHints, Repair, Repairs
+from noclobber.fix.proof.repairs import AppliedHints, Level, Repair, Repairs
 from noclobber.fix.proof.trials.job import Ended, Order, Result
 from noclobber.fix.proof.trials.launcher import Launcher, Tell, Trial, launching
 from noclobber.model.reports.finding import Finding

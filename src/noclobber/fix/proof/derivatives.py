@@ -13,7 +13,7 @@ from typing import Any
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.proof.baselines import Differences, Kind, Reference, References, differences
-from noclobber.fix.proof.levels import Level, Verdict
+from noclobber.fix.proof.repairs import Level, Verdict
 from noclobber.fix.proof.trials import printed
 from noclobber.fix.proof.trials.job import Ended, Order, Result
 from noclobber.fix.proof.trials.launcher import Launcher

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from noclobber.fix.edits.patch import Patch
 from noclobber.fix.edits.source import Misfit
-from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.readings import readings
-from noclobber.fix.proof.repairs import Repair, Repairs
+from noclobber.fix.proof.repairs import Level, Repair, Repairs, Verdict
 from noclobber.fix.proof.trials.job import Result
 from noclobber.fix.proof.trials.launcher import Trial
 from noclobber.fix.proof.verdicts import Prover

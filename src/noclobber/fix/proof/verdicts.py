@@ -34,8 +34,8 @@ from noclobber.fix.proof.derivatives import (
     by_derivative,
     without_gradients,
 )
-from noclobber.fix.proof.levels import Level, Verdict
 from noclobber.fix.proof.read_gradients import readers
+from noclobber.fix.proof.repairs import Level, Verdict
 from noclobber.fix.proof.trials import printed
 from noclobber.fix.proof.trials.job import Ended, Mode, Order, Result
 from noclobber.fix.proof.trials.launcher import Launcher, Trial
