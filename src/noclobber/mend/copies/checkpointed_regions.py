@@ -153,8 +153,7 @@ def _is_sound(scene: Scene, file: File, region: ast.Lambda | Function, name: str
     others = [one for one in named if one not in inside and not places & set(file.around(one))]
     if {one.tensor.kind for one in scene.finding.writes} == {"buffer"}:
         return all(isinstance(one, ast.Attribute) and is_written_alone(file, one) for one in others)
-    made = [value_given(file, one) for one in named if is_stored(file, one)]
-    are_tensors = all(one is not None and is_new(file, one) for one in made)
+    are_tensors = all(is_new(file, value_given(file, one)) for one in named if is_stored(file, one))
     is_whole = all(dotted(one.target) == name for one in written)
     return are_tensors and is_whole and all(is_stored(file, one) for one in others)
 
@@ -220,7 +219,7 @@ def _is_only_given(scene: Scene, file: File, given: ast.expr) -> bool:
         return False
     read = [one for one in held if one is not given and not is_stored(file, one) and file.statement(one) not in rows]
     put = [value_given(file, one) for one in held if is_stored(file, one)] if scene.kind == "tensor" else []
-    if not by_name and not all(one is not None and is_new(file, one) for one in put):
+    if not by_name and not all(is_new(file, one) for one in put):
         return False  # others may hold it too
     return all(
         file.scope(one) is scope and (isinstance(file.above[one], ast.Call) or keeps_nothing(file, one, returned=False))

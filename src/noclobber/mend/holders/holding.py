@@ -104,8 +104,7 @@ def holds_alone(
             and are_over(file, name, write, holders)
         )
     leading = _binding(file, name, write)
-    value = value_given(file, leading[0]) if leading is not None else None
-    if leading is None or value is None or not is_new(file, value):
+    if leading is None or not is_new(file, value_given(file, leading[0])):
         return False
     bound, loops = leading
     binding = file.nearest(bound, ast.Assign) or write
@@ -320,7 +319,7 @@ def _binds_number(file: File, name: ast.Name) -> bool:
     return isinstance(above, ast.Assign) and is_number(above.value)
 
 
-def is_new(file: File, value: ast.expr) -> bool:
+def is_new(file: File, value: ast.expr | None) -> bool:
     """Return True if an expression gives a new tensor each time."""
     if isinstance(value, (ast.BinOp, ast.Compare)):
         return True
@@ -445,9 +444,7 @@ def _gives_new(file: File, function: ast.FunctionDef) -> bool:
         returns = list(within(function, ast.Return))
         plain = is_first and bool(returns) and next(walk(function, ast.Yield, ast.YieldFrom), None) is None
         return plain and all(
-            holds_alone(file, one.value.id, one)
-            if isinstance(one.value, ast.Name)
-            else one.value is not None and is_new(file, one.value)
+            holds_alone(file, one.value.id, one) if isinstance(one.value, ast.Name) else is_new(file, one.value)
             for one in returns
         )
 
