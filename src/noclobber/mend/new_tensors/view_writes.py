@@ -102,14 +102,12 @@ def _is_one_tensor(file: File, loop: For, whole: ast.expr, root: str) -> bool:
 
 def _counter(loop: For, target: ast.expr) -> str:
     """`i` of `for i, c in enumerate(x)`, where the loop binds it to nothing else; else empty."""
-    pair = loop.target
-    counting = loop.iter if isinstance(loop.iter, ast.Call) and called(loop.iter) == "enumerate" else None
-    if counting is None or not isinstance(pair, ast.Tuple) or len(values(counting)) != 1:
+    pair, counting = loop.target, loop.iter
+    if not isinstance(counting, ast.Call) or called(counting) != "enumerate" or len(values(counting)) != 1:
         return ""
-    number = pair.elts[0]
-    is_whole = isinstance(number, ast.Name) and target is pair.elts[-1]
+    number = pair.elts[0] if isinstance(pair, ast.Tuple) and target is pair.elts[-1] else None
     bound = {name for row in loop.body for name in names_stored(row)}
-    return number.id if is_whole and isinstance(number, ast.Name) and number.id not in bound else ""
+    return number.id if isinstance(number, ast.Name) and number.id not in bound else ""
 
 
 def _one_by_one(write: WriteSyntax) -> Iterator[Change]:
