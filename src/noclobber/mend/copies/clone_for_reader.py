@@ -263,8 +263,9 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
     made = bound.value if bound is not None else None
     if not isinstance(scope, FUNCTION) or row not in scope.body:
         return None
-    if next(walk(around, ast.Is, ast.IsNot), None) is not None or scope.args.defaults:
-        return None  # another call may give none
+    asks = next(walk(around, ast.Is, ast.IsNot), None) is not None or calls(around, "is_tensor", "isinstance", "stack")
+    if asks or scope.args.defaults:
+        return None  # another call may give none, a number, or a list
     below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
     called_below = [one for one in below if isinstance(one, ast.Call)]
     is_over = all(
