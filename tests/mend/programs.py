@@ -3799,6 +3799,87 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a region that keeps its state, which the program then writes through `.data`": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage:
+    def __init__(self):
+        self.state, self.at = torch.ones(4, dtype=torch.float64), 1.0
+    def run(self, h):
+        self.at += 1.0
+        self.state = self.state * 0.5
+        return torch.sin(h * self.state) * self.at
+stage = Stage()
+
+def run():
+    y = checkpoint(stage.run, x @ w, use_reentrant=False)
+    stage.state.data.mul_(10.0)
+    y.sum().backward()
+""",
+    "a region that moves on a place, and whose graph is kept for a second backward": """
+from torch.utils.checkpoint import checkpoint
+
+class Stage:
+    at = 1.0
+    def run(self, h):
+        self.at += 1.0
+        return torch.sin(h * self.at)
+stage = Stage()
+
+def run():
+    y = checkpoint(stage.run, x @ w, use_reentrant=False).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+""",
+    "a weight that a forward clips and reads, where some turns have no backward": """
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.leak = nn.Parameter(torch.full((4,), 0.5, dtype=torch.float64))
+    def forward(self, h):
+        self.leak.clamp_(0.0, 1.0)
+        return torch.sin(h * self.leak)
+leaky = Leaky()
+
+def run():
+    total = 0.0
+    for turn in range(4):
+        total = total + leaky(x @ w).sum()
+        if turn % 2:
+            total.backward()
+            total = 0.0
+""",
+    "a weight that what a forward calls clips, where it runs for each part": """
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.leak = nn.Parameter(torch.full((4,), 0.5, dtype=torch.float64))
+    def clip(self):
+        self.leak.clamp_(0.0, 1.0)
+    def forward(self, h):
+        self.clip()
+        return torch.sin(h * self.leak)
+leaky = Leaky()
+
+def run():
+    sum([leaky(one).sum() for one in (x @ w).unbind(0)]).backward()
+""",
+    "a mask on a ctx that is a number in other calls": """
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, u, mask):
+        if torch.is_tensor(mask):
+            mask.copy_(u.detach() + 1.0)
+        ctx.mask = mask
+        return u * mask
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.mask, None
+
+def run():
+    mask, apply = torch.zeros(3, 4, dtype=torch.float64), Masked.apply
+    (apply(x @ w, mask) + apply(x, mask) + apply(x, 2.0)).sum().backward()
+""",
     "a buffer between regions that are reentrant": """
 from torch.utils.checkpoint import checkpoint
 
