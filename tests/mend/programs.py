@@ -25,6 +25,22 @@ def gradients():
 NETS = """
 d, g = nn.Linear(4, 1, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)
 """
+STAGES = """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+    @torch.no_grad()
+    def update(self, h):
+        self.mean.lerp_(h.mean(0), 0.3)
+    def forward(self, h):
+        self.update(h)
+        return torch.tanh(self.lin(h - self.mean))
+stages = nn.ModuleList(Stage() for _ in range(2))
+"""
 HARD = """
 def hard(out):
     answer = out.data
@@ -2209,44 +2225,16 @@ def run():
         stage.gain = stage.gain * 2
     h.sum().backward()
 """,
-    "regions in a row that move their own averages": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(4, 4, dtype=torch.float64)
-        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
-    @torch.no_grad()
-    def update(self, h):
-        self.mean.lerp_(h.mean(0), 0.3)
-    def forward(self, h):
-        self.update(h)
-        return torch.tanh(self.lin(h - self.mean))
-stages = nn.ModuleList(Stage() for _ in range(2))
-
+    "regions in a row that move their own averages": STAGES
+    + """
 def run():
     h = x @ w
     for stage in stages:
         h = checkpoint(stage, h, use_reentrant=False)
     h.square().sum().backward()
 """,
-    "regions in a row that divide by averages that they move": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(4, 4, dtype=torch.float64)
-        self.register_buffer("mean", torch.ones(4, dtype=torch.float64))
-    @torch.no_grad()
-    def update(self, h):
-        self.mean.lerp_(h.mean(0), 0.3)
-    def forward(self, h):
-        self.update(h)
-        return torch.tanh(self.lin(h / self.mean))
-stages = nn.ModuleList(Stage() for _ in range(2))
-
+    "regions in a row that divide by averages that they move": STAGES.replace("h - self.mean", "h / (1.0 + self.mean)")
+    + """
 def run():
     h = x @ w
     for stage in stages:
@@ -6662,22 +6650,8 @@ def run():
         total.backward()
         opt.step()
 """,
-    "regions in a row that move their own averages, whose results are written": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(4, 4, dtype=torch.float64)
-        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
-    @torch.no_grad()
-    def update(self, h):
-        self.mean.lerp_(h.mean(0), 0.3)
-    def forward(self, h):
-        self.update(h)
-        return torch.tanh(self.lin(h - self.mean))
-stages = nn.ModuleList(Stage() for _ in range(2))
-
+    "regions in a row that move their own averages, whose results are written": STAGES
+    + """
 def run():
     h = x @ w
     for stage in stages:
@@ -6685,22 +6659,8 @@ def run():
         h += 1.0
     h.square().sum().backward()
 """,
-    "a region that moves its own average, whose result a function writes that is given it": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(4, 4, dtype=torch.float64)
-        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
-    @torch.no_grad()
-    def update(self, h):
-        self.mean.lerp_(h.mean(0), 0.3)
-    def forward(self, h):
-        self.update(h)
-        return torch.tanh(self.lin(h - self.mean))
-stages = nn.ModuleList(Stage() for _ in range(2))
-
+    "a region that moves its own average, whose result a function writes that is given it": STAGES
+    + """
 def scaled(result):
     result.mul_(2.0)
     return result.sum()
@@ -6709,22 +6669,8 @@ def run():
     loss = scaled(checkpoint(stages[0], x @ w, use_reentrant=False))
     loss.backward()
 """,
-    "a region that moves its own average, in a model whose result is written": """
-from torch.utils.checkpoint import checkpoint
-
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(4, 4, dtype=torch.float64)
-        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
-    @torch.no_grad()
-    def update(self, h):
-        self.mean.lerp_(h.mean(0), 0.3)
-    def forward(self, h):
-        self.update(h)
-        return torch.tanh(self.lin(h - self.mean))
-stages = nn.ModuleList(Stage() for _ in range(2))
-
+    "a region that moves its own average, in a model whose result is written": STAGES
+    + """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
