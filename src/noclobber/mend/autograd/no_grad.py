@@ -5,10 +5,10 @@ that the statement computes have to stay the same. A write is an update, and not
 consists only of gradients, numbers and plain arithmetic: no gradient could flow through that but to the weight itself,
 as where that decays. So is what is made of the weight alone below the step of an optimizer. What the function has
 computed under `no_grad` may be added to what one name alone holds. No update is what a custom Function writes, what a
-later backward has saved, what is a part of an expanded leaf, and what may be meant as a new tensor, such as the first
-weights of an inner loop by another name. Neighbouring statements of the same kind are put there too, because PyTorch
-would refuse them next. So is the whole of a loop that steps weights by hand in several statements, where the value was
-seen to carry no gradient.
+later backward has saved, what a `forward` may write again before a backward, a part of an expanded leaf, and what may
+be meant as a new tensor, such as the first weights of an inner loop by another name. Neighbouring statements of the
+same kind are put there too, because PyTorch would refuse them next. So is the whole of a loop that steps weights by
+hand in several statements, where the value was seen to carry no gradient.
 
 Tried is any write of a weight, of a `.grad`, or of mere numbers, whose value does not come from a call that may give a
 tracked tensor: that gradient would be lost.
@@ -169,20 +169,20 @@ def _comes_again(scene: Scene, event: Refusal) -> bool:
     for place in filter(None, (scene.at(site.span()) for site in reversed(scene.finding.calls))):
         file, node, scope = place.file, place.node, place.file.scope(place.node)
         is_in_forward |= getattr(scope, "name", "") == "forward"
-        if is_in_forward and event.is_saved:
-            return True
-        around = [*file.around(node)]
-        turns = [one for one in around if isinstance(one, (*LOOP, *COMPREHENSION)) and file.scope(one) is scope]
-        turn = turns[0] if turns else scope
+        if not is_in_forward:
+            continue
+        around = (one for one in file.around(node) if isinstance(one, (*LOOP, *COMPREHENSION)))
+        loop = next((one for one in around if file.scope(one) is scope), None)
+        turn = loop or scope
         backwards = [starts(one) for one in calls(turn, "backward", "grad") if not _is_conditional(file, one, turn)]
-        if is_in_forward and turns and not backwards:
+        if event.is_saved or (loop is not None and not backwards):
             return True
         name = dotted(node.func) if isinstance(node, ast.Call) else ""
-        same = [one for one in walk(scope, ast.Call) if name and dotted(one.func) == name]
-        begin, end = starts(node), min((one for one in backwards if one > starts(node)), default=None)
-        if is_in_forward and any(starts(one) > begin and (end is None or starts(one) < end) for one in same):
+        same = [starts(one) for one in walk(scope, ast.Call) if name and dotted(one.func) == name]
+        end = min((one for one in backwards if one > starts(node)), default=None)
+        if any(one > starts(node) and (end is None or one < end) for one in same):
             return True
-        if is_in_forward and backwards:
+        if backwards:
             return False
     return False
 

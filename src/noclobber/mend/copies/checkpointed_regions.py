@@ -69,6 +69,7 @@ def not_again(scene: Scene) -> Iterator[Change]:
         text = region if is_plain else f"({region})"
         title = f"call `{region}` without `checkpoint`, at the price of what it then keeps"
         is_sound = isinstance(event, Drift) and _keeps_what_it_saves(event) and "context_fn" not in file.text
+        # Where a graph is kept, more may be written before the next backward.
         is_sound &= not any(one.arg == "retain_graph" for one in walk(file.tree, ast.keyword))
         plainly, above = f"{text}({', '.join(given)})", file.above[call]
         whole: ast.expr = call

@@ -488,9 +488,8 @@ def _reads_no_weights(file: File, row: ast.stmt) -> bool:
     """Whether a statement prints, returns or binds to a name only what losses and operators make of names, and of no
     `net.weight`."""
     call, given = call_of(row), list[ast.expr | None]()
-    if isinstance(row, ast.Assign) and not all(isinstance(one, ast.Name) for one in row.targets):
-        return False
-    if isinstance(row, (ast.Return, ast.Assign)):
+    to_names = all(isinstance(one, ast.Name) for one in getattr(row, "targets", ()))
+    if isinstance(row, (ast.Return, ast.Assign)) and to_names:
         given = [row.value]
     elif call is not None and called(call) == "print":
         given = [*values(call)]
