@@ -178,4 +178,5 @@ def test_a_large_leaf_is_gone_through_in_parts(monkeypatch):
     direction, along = forward_mode.direction(leaf), forward_mode.along(gradient, leaf)
     monkeypatch.setattr(forward_mode, "_AT_ONCE", 7)
     assert torch.equal(forward_mode.direction(leaf), direction)
-    assert forward_mode.along(gradient, leaf) == pytest.approx(along, rel=1e-12)
+    # The terms of the sum are about 1 each; the sum itself may be close to 0.
+    assert forward_mode.along(gradient, leaf) == pytest.approx(along, rel=1e-12, abs=1e-11)
