@@ -3787,6 +3787,26 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a buffer that no region reads, beside a counter that nobody sees": """
+from torch.utils.checkpoint import checkpoint
+
+seen = {"n": 0}
+def turns():
+    seen["n"] += 1
+    return seen["n"] > 1
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+    def forward(self, h):
+        return torch.sin(torch.exp(h) if self.training and turns() else h)
+stage = Stage()
+
+def run():
+    y = checkpoint(stage, x @ w, use_reentrant=False)
+    stage.calls.add_(1)
+    y.sum().backward()
+""",
     "a region that keeps its state, which the program then writes through `.data`": """
 from torch.utils.checkpoint import checkpoint
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from noclobber.model.seen.operators import UNTRACKED
 from noclobber.syntax.tree import FOR, FUNCTION, LOOP, File, Scope, functions, last_line, nested, starts, walk, within
@@ -290,6 +290,12 @@ def mentions(file: File, name: str) -> list[Name]:
 def mentioned(file: File, name: str) -> list[Name]:
     """The same without those that bind it."""
     return [one for one in mentions(file, name) if not is_stored(file, one)]
+
+
+def is_read_besides(file: File, name: str, lines: Collection[int]) -> bool:
+    """Return True if a statement that begins on none of these lines reads the `gain` of "net.gain" or "gain[0]"."""
+    last = name.rpartition(".")[2].partition("[")[0]
+    return any(getattr(file.statement(one), "lineno", 0) not in lines for one in mentioned(file, last))
 
 
 def reads(name: str, scope: ast.AST, file: File) -> Iterator[Name]:

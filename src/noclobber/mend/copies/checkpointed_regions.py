@@ -32,6 +32,7 @@ from noclobber.syntax.names import (
     in_tuple,
     is_given,
     is_own,
+    is_read_besides,
     is_stored,
     keyword,
     last_name,
@@ -68,7 +69,8 @@ def not_again(scene: Scene) -> Iterator[Change]:
         is_plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
         text = region if is_plain else f"({region})"
         title = f"call `{region}` without `checkpoint`, at the price of what it then keeps"
-        is_sound = isinstance(event, Drift) and _keeps_what_it_saves(event) and "context_fn" not in file.text
+        is_sound = isinstance(event, Drift) and _keeps_what_it_saves(event) and _is_read(scene, event)
+        is_sound &= "context_fn" not in file.text
         # Where a graph is kept, more may be written before the next backward.
         is_sound &= not any(one.arg == "retain_graph" for one in walk(file.tree, ast.keyword))
         plainly, above = f"{text}({', '.join(given)})", file.above[call]
@@ -82,6 +84,13 @@ def _keeps_what_it_saves(drift: Drift) -> bool:
     """Return True if it is known what has changed, and that nothing that the region saved was written. What a reentrant
     one would save is not known."""
     return bool(drift.writes or drift.moved) and not drift.spoils and not drift.reentrant
+
+
+def _is_read(scene: Scene, drift: Drift) -> bool:
+    """Return True if the region saved something of what was written, or a statement that does not write it reads it."""
+    lines = {one.statement.lineno for one in scene.writes()}
+    names = {*(one.tensor.name or "" for one in drift.writes), *(dotted(one.base) for one in scene.writes())}
+    return not drift.is_guess or any(is_read_besides(file, one, lines) for file in scene.files() for one in names)
 
 
 def _checkpoints(scene: Scene) -> Iterator[tuple[File, ast.Call]]:
@@ -163,6 +172,8 @@ def _drifts_by(scene: Scene, file: File, name: str) -> bool:
     """Return True if, by what was seen, only writes through one name make a region compute other values again."""
     event, written = scene.finding.event, scene.writes()
     if not isinstance(event, Drift) or event.moved or event.raised or event.repeated or not event.writes:
+        return False
+    if not _is_read(scene, event):
         return False
     lines = {one.statement.lineno for one in written if one.file is file and _path(one) == name}
     return all(_path(one) == name for one in written) and scene.lines_written(file) <= lines

@@ -57,6 +57,8 @@ class Drift:
     """The name of the exception that the second run raised, if it did; `save` is empty then."""
     spoils: bool = False
     """The region had saved of the memory before it was written: without the checkpoint, that would be the fault."""
+    is_guess: bool = False
+    """The region could read what `writes` wrote, but saved nothing of it: perhaps it does not read it."""
 
 
 @dataclass(frozen=True, slots=True)

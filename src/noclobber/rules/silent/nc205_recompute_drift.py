@@ -61,6 +61,7 @@ from dataclasses import replace
 
 from noclobber.model.reports.finding import Cause, Cure, Finding, Suggestion, label_at
 from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
 from noclobber.model.seen.silent import Drift, Event, Moved
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
@@ -71,7 +72,7 @@ from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
 from noclobber.rules.shared.writetext import words_at
-from noclobber.syntax.names import calls, dotted, is_given
+from noclobber.syntax.names import calls, dotted, is_given, is_read_besides
 from noclobber.syntax.tree import place_of, starts
 
 _DETACHES = "aten::detach_"
@@ -133,8 +134,9 @@ def find(event: Event) -> Finding | None:
     headline, verb = f"a checkpointed region {differs} when backward runs it again", "overwrites it"
     if writes:
         what = subject(writes[0].tensor)
-        headline = f"{writer_in_words(writes[0])} changes {what}, which a checkpointed region reads again in backward"
-        verb = f"overwrites {name_in_words(writes[0].tensor, 'a tensor that the region reads,')}"
+        reads = "may read" if event.is_guess and not _is_read(event, writes[0]) else "reads"
+        headline = f"{writer_in_words(writes[0])} changes {what}, which a checkpointed region {reads} again in backward"
+        verb = f"overwrites {name_in_words(writes[0].tensor, f'a tensor that the region {reads},')}"
         if writes[0].op == _DETACHES:
             verb = f"takes {name_in_words(writes[0].tensor, 'a tensor that the region reads')} out of the graph"
     computed = f"{name_in_words(event.save.tensor)} is computed here in forward, and again for backward"
@@ -149,6 +151,13 @@ def find(event: Event) -> Finding | None:
         saved=known("save", event.save.site, computed),
         created=known("save", region, "the region is checkpointed here"),
     )
+
+
+def _is_read(drift: Drift, write: Write) -> bool:
+    """Return True if the file of the region reads what was written, by its name, in a line that does not write it."""
+    place = place_of(drift.save.site or drift.region)
+    lines = {one.site.line for one in drift.writes if one.site is not None}
+    return place is not None and is_read_besides(place.file, write.tensor.name or "", lines)
 
 
 def _differs(drift: Drift, moved: list[Moved]) -> Finding:

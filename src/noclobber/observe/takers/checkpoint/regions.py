@@ -70,6 +70,10 @@ def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveEl
     return version, storages.storage_key(tensor), node, place, digest
 
 
+_Causes = tuple[tuple[Write, ...], bool]
+_UNKNOWN: _Causes = (), False
+
+
 class CheckpointRegion:
     """One call of `checkpoint`: where it is, what it reads from outside, and what it saved.
 
@@ -265,38 +269,44 @@ class CheckpointRegion:
             return self.past is None and self._was_written()
         if not self.differs(packed, tensor) or same_but_for_zeros(tensor, packed.digest):
             return False
-        return bool(self.causes(tensor)) or packed.rough is None or all_known([far(packed.rough, tensor)])[0]
+        return bool(self.causes(tensor)[0]) or packed.rough is None or all_known([far(packed.rough, tensor)])[0]
 
-    def causes(self, tensor: torch.Tensor | None) -> tuple[Write, ...]:
+    def causes(self, tensor: torch.Tensor | None) -> _Causes:
         """Return the known writes that may have made a tensor, or the whole run, differ: to its own outside memory,
         else to outside memory that the region has saves on, else to all outside memory, and last to what holds what it
-        held. Writes that the second run has made as well count only if there are no others."""
+        held. Writes that the second run has made as well count only if there are no others.
+
+        The second value is True if no save of the region lies on what was written: it may not read it at all.
+        """
         own = self.source(tensor) if tensor is not None else None
         used = self.used | {reread.key for reread, _ in self._kept_again()}
-        groups = [[own]] if own is not None else []
+        groups = [([own], False)] if own is not None else []
         for but in (self.as_saved, set[int | None]()):
-            groups.append([self.outside[key] for key in used - but])
-            groups.append([one for key, one in self.outside.items() if key not in but])
+            groups.append(([self.outside[key] for key in used - but], False))
+            groups.append(([one for key, one in self.outside.items() if key not in but], True))
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()
         for records in ([noted for noted in made if noted.place not in again], made):
             weighty = [noted for noted in records if not noted.written.is_statistics]
-            for group in groups:
+            for group, is_guess in groups:
                 found = write_history.writes_to_any(group, weighty) or write_history.writes_to_any(group, records)
                 if found:
-                    return found
-        return ()
+                    return found, is_guess
+        return (), False
 
     def _again(self) -> set[Place | None]:
         return {noted.place for noted in write_history.since(self.memory, self.again)}
 
-    def _drift(self, save: Save, writes: tuple[Write, ...], read: Read, *, reentrant: bool = False) -> Drift:
+    def _drift(self, save: Save, causes: _Causes, read: Read, *, reentrant: bool = False) -> Drift:
+        writes, is_guess = causes
         again = {site_of(place) for place in self._again()}
         repeated = bool(writes) and all(write.site in again for write in writes)
         moved = reads.moved(self.values, self.values_again)
         sources = _sources(self.place) if moved else ()
         written = write_history.since(self.memory, self.begin, self.again)
         spoils = any(noted.key in self.saved and self.saved[noted.key] < noted.moment for noted in written)
-        return Drift(site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, spoils=spoils)
+        return Drift(
+            site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, "", spoils, is_guess
+        )
 
     def failed(self, error: Exception) -> None:
         """Remember what may be why the second run raised an error: the plain values that differ, and where it saved
@@ -306,9 +316,9 @@ class CheckpointRegion:
         saved_other = isinstance(error, torch.utils.checkpoint.CheckpointError) and "already unpacked once" not in str(
             error
         )
-        writes = self.causes(None) if saved_other else ()
-        drift = self._drift(Save("", "", Tensor(), 0), writes, clobbers.read_of(reading()))
-        if drift.moved or not all(write.is_statistics for write in writes):
+        causes = self.causes(None) if saved_other else _UNKNOWN
+        drift = self._drift(Save("", "", Tensor(), 0), causes, clobbers.read_of(reading()))
+        if drift.moved or not all(write.is_statistics for write in drift.writes):
             refusals.remember(error, replace(drift, raised=type(error).__name__))
 
     def tell(
@@ -367,7 +377,7 @@ class CheckpointRegion:
                 return found
             still = shown()
             save = Save(name, field, described(), packed.version, site_of(packed.place), is_output)
-            causes = () if still is None else self.causes(still)
+            causes = _UNKNOWN if still is None else self.causes(still)
             read = clobbers.read_of(call, name)
             self.context.bus.notice(self._drift(save, causes, read))
             return None
