@@ -288,6 +288,39 @@ def _waves(w):
 
 
 SOUND = {
+    "the input of a clamp, of which other rows are set": """
+def run():
+    flow = torch.zeros(4, 4, dtype=torch.float64)
+    flow[0] = 1.5
+    for t in range(1, 4):
+        before = flow[t - 1]
+        flow[t] = before.clamp(min=0.1) * (x @ w)[t - 1]
+    flow.sum().backward()
+""",
+    "the mask of a fill, set further in each turn": """
+def run():
+    done, total = torch.zeros(3, 4, dtype=torch.bool), 0
+    for t in range(3):
+        total = total + (x @ w).masked_fill(done, 0.5).sin().sum()
+        done[t] = True
+    total.backward()
+""",
+    "the index of a gather, which moves on": """
+def run():
+    at, total = torch.zeros(3, 1, dtype=torch.long), 0
+    for _ in range(3):
+        total = total + (x @ w).gather(1, at).exp().sum()
+        at += 1
+    total.backward()
+""",
+    "the factor of a product in place, which grows": """
+def run():
+    gate, h = torch.full((4,), 0.5, dtype=torch.float64), x @ w
+    for _ in range(2):
+        h.mul_(gate)
+        gate += 0.5
+    h.sin().sum().backward()
+""",
     "weights shaken by random numbers, of which the next are drawn before the backward": NETS
     + """
 def run():

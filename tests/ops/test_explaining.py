@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from noclobber.model.reports.probe import Case, OperatorPage
-from noclobber.model.seen.operators import NODES
 from noclobber.ops import formulas
 from noclobber.ops.explaining import cases_of_all, page_of
 from noclobber.ops.probing import signature_of
 from noclobber.render.tables.operator import operators, page
 from noclobber.rules.shared.keeps import row_of
+from tests.rules.test_keeps import NAMED
 
 
 def told(name: str) -> OperatorPage:
@@ -153,7 +153,7 @@ def test_a_function_that_chooses_between_two_has_the_names_of_one() -> None:
 def test_what_the_rules_say_is_what_the_probe_finds() -> None:
     """The table of the rules names no field that a call of the operator does not keep."""
     asked = 0
-    for name in NODES:
+    for name in NAMED:
         found = page_of(f"nn.{name}" if name[0].isupper() else name)
         for formula in found.formulas if found is not None else ():
             row = row_of(formula.node)

@@ -44,7 +44,7 @@ from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import without_indexes
-from noclobber.model.seen.operators import NODES, SPLITS
+from noclobber.model.seen.operators import NODES, OPERANDS, SPLITS, nodes_of
 from noclobber.model.units import listed
 from noclobber.rules.shared.keeps import row_of
 from noclobber.rules.shared.wording import stem
@@ -89,7 +89,7 @@ from noclobber.syntax.writes import (
 )
 
 _FIRST = ("self", "input", "mat1")
-_SECOND = ("other", "mat2", "vec2", "vec", "tensor2", "batch2", "weight", "exponent", "tensor")
+_SECOND = ("other", "mat2", "vec2", "vec", "weight", "exponent", "tensor")
 _RESULTS = ("result", "output", "out")
 """Fields of what is the first operand, the second operand and the result."""
 _MAYBE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
@@ -412,14 +412,24 @@ _ADDING = tuple(
 
 def _operand(file: File, save: ast.expr, node: str, field: str) -> ast.expr | None:
     """Return the operand that a node saves in a field, if the text can clone it there."""
-    which = 0 if field in _FIRST else 1 if field in _SECOND else None
-    operands = _operands_of(file, save, node)
+    name = OPERATORS[type(save.op)][2] if isinstance(save, ast.BinOp) else called(save)
+    which, operands = _position(name.rstrip("_"), field), _operands_of(file, save, node)
     if field == "target" and isinstance(save, ast.Call) and not has_stars(save):
         which, operands = 0, _targets(file, save)
-    if which is None or len(operands) <= which:
+    if which is None or (not which and name.endswith("_")):  # a clone of what is written would take the write
         return None
-    operand = operands[which]
+    named = keyword(save, field) if isinstance(save, ast.Call) and operands else None
+    operand = named.value if named is not None else operands[which] if which < len(operands) else None
     return None if isinstance(operand, (ast.Constant, ast.Starred, ast.Await, ast.Yield)) else operand
+
+
+def _position(name: str, field: str) -> int | None:
+    """Return which operand of an operator its node saves in a field."""
+    if name in OPERANDS:
+        order = OPERANDS[name].split()
+        return order.index(field) if field in order else None
+    is_second = field in _SECOND and (field != "weight" or name in NODES)  # the weight of a loss comes third
+    return 0 if field in _FIRST else 1 if is_second else None
 
 
 def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
@@ -435,7 +445,9 @@ def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     if not _keeps_operands(called(save), node) or keyword(save, "out") is not None:
         return []
     of = owner(save)
-    return [] if of is None else list(save.args) if last_name(of) in NAMESPACES else [of, *save.args]
+    if of is None or (last_name(of) not in NAMESPACES and (dotted(of) == "self" or called(save) == "where")):
+        return []  # `x.where(condition, y)` has another order
+    return list(save.args) if last_name(of) in NAMESPACES else [of, *save.args]
 
 
 def _targets(file: File, call: ast.Call) -> list[ast.expr]:
@@ -449,12 +461,12 @@ def _targets(file: File, call: ast.Call) -> list[ast.expr]:
 
 def _keeps_operands(name: str, node: str) -> bool:
     """Return True if a function, method or module is recorded by a node that keeps what it is given."""
-    return node in NODES.get(name, ()) and not _keeps_result(name, node)
+    return node in nodes_of(name) and not _keeps_result(name, node)
 
 
 def _keeps_result(name: str, node: str) -> bool:
     """Return True if it is recorded by a node that keeps the one tensor that it gives, and nothing else."""
-    row = row_of(node) if node in NODES.get(name, ()) else None
+    row = row_of(node) if node in nodes_of(name) else None
     return row is not None and row.fields == "result"
 
 

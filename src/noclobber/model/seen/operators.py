@@ -68,17 +68,25 @@ DRAWING = frozenset(
 )
 """Functions that draw random numbers."""
 NODES: dict[str, tuple[str, ...]] = {
-    "mul": ("Mul",), "multiply": ("Mul",), "div": ("Div",), "matmul": ("Mm", "Bmm", "Mv", "Dot"), "mm": ("Mm",),
-    "bmm": ("Bmm",), "mv": ("Mv",), "dot": ("Dot",), "pow": ("Pow",), "square": ("Pow",), "sin": ("Sin",),
-    "cos": ("Cos",), "log": ("Log",), "abs": ("Abs",), "linear": ("Addmm", "Mm", "Linear"),
-    "conv1d": ("Convolution",), "conv2d": ("Convolution",), "conv3d": ("Convolution",), "mse_loss": ("MseLoss",),
-    "gelu": ("Gelu",), "silu": ("Silu",), "softplus": ("Softplus",), "leaky_relu": ("LeakyRelu",),
-    "tanh": ("Tanh",), "sigmoid": ("Sigmoid",), "exp": ("Exp",), "softmax": ("Softmax",),
-    "log_softmax": ("LogSoftmax",), "relu": ("Relu",), "sqrt": ("Sqrt",), "rsqrt": ("Rsqrt",),
-    "reciprocal": ("Reciprocal",), "tan": ("Tan",), "expm1": ("Expm1",),
-    "Linear": ("Addmm", "Mm", "Linear"), "Conv1d": ("Convolution",), "Conv2d": ("Convolution",),
-    "Conv3d": ("Convolution",), "GELU": ("Gelu",), "SiLU": ("Silu",), "LayerNorm": ("NativeLayerNorm",),
-    "BatchNorm1d": ("NativeBatchNorm",), "BatchNorm2d": ("NativeBatchNorm",), "Tanh": ("Tanh",),
-    "Sigmoid": ("Sigmoid",), "Softmax": ("Softmax",), "LogSoftmax": ("LogSoftmax",), "ReLU": ("Relu",),
+    "multiply": ("Mul",), "matmul": ("Mm", "Bmm", "Mv", "Dot"), "square": ("Pow",),
+    "linear": ("Addmm", "Mm", "Linear"), "conv1d": ("Convolution",), "conv2d": ("Convolution",),
+    "conv3d": ("Convolution",), "Linear": ("Addmm", "Mm", "Linear"), "Conv1d": ("Convolution",),
+    "Conv2d": ("Convolution",), "Conv3d": ("Convolution",), "GELU": ("Gelu",), "SiLU": ("Silu",), "ELU": ("Elu",),
+    "SELU": ("Elu",), "selu": ("Elu",), "CELU": ("Celu",), "ReLU": ("Relu",), "LeakyReLU": ("LeakyRelu",),
+    "LayerNorm": ("NativeLayerNorm",), "BatchNorm1d": ("NativeBatchNorm",), "BatchNorm2d": ("NativeBatchNorm",),
 }  # fmt: skip
-"""The nodes by which autograd records a function, a method or a module of torch.nn, without "Backward"."""
+"""The nodes by which autograd records a function, a method or a module of torch.nn, without "Backward"; of others
+`nodes_of` tells."""
+OPERANDS = {
+    **dict.fromkeys(("addcdiv", "addcmul"), "self tensor1 tensor2"), "addmm": "self mat1 mat2", "addmv": "self mat vec",
+    "addr": "self vec1 vec2", **dict.fromkeys(("addbmm", "baddbmm"), "self batch1 batch2"), "lerp": "self end weight",
+    **dict.fromkeys(("masked_fill", "masked_scatter", "masked_select"), "self mask"), "take": "self index",
+    **dict.fromkeys(("gather", "index_select", "scatter", "scatter_add"), "self dim index"), "cdist": "x1 x2",
+    **dict.fromkeys(("index_add", "index_copy"), "self dim index source"), "where": "condition self other",
+}  # fmt: skip
+"""The first arguments of operators that save others than the first two, by the names of their schema."""
+
+
+def nodes_of(name: str) -> tuple[str, ...]:
+    """Return the nodes by which autograd records a function, method or module: mostly the one that has its name."""
+    return NODES.get(name) or ("".join(word[:1].upper() + word[1:] for word in name.split("_")),)

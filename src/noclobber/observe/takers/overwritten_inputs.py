@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 from torch.nn.modules import module as modules
 
-from noclobber.model.seen.operators import ACTIVATIONS
+from noclobber.model.seen.operators import ACTIVATIONS, nodes_of
 from noclobber.model.seen.silent import Overwritten
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.calls import End
@@ -35,7 +35,7 @@ from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import share_bytes
 
 _ACTIVATIONS = frozenset(f"aten::{name}_" for name in ACTIVATIONS)
-_NODES = ("Mul", *("".join(word.capitalize() for word in name.split("_")) for name in ACTIVATIONS))
+_NODES = ("Mul", *(node for name in ACTIVATIONS for node in nodes_of(name)))
 """How the names of the nodes begin that these operators make. `dropout_` is a product."""
 _MOST = 256
 """How many tensors are remembered that hooks held when they were overwritten."""
