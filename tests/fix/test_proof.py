@@ -343,6 +343,31 @@ def test_what_an_undeclared_write_does_to_a_save_is_compared_with_a_run_that_kee
     assert it.judged(("halve(q)", "halve(q.clone() * 1.5)")).differs
 
 
+@pytest.mark.parametrize(("derivative", "level"), [("3 * g", Level.CHECKED), ("2 * g", Level.UNPROVEN)])
+def test_a_declared_write_is_compared_with_the_central_differences_of_the_patched_program(bench, derivative, level):
+    it = bench(
+        "import torch\n"
+        "class Triple(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        x.mul_(3)\n"
+        "        return x\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g):\n"
+        f"        return {derivative}\n"
+        "w = torch.tensor([1.0, 2.0], requires_grad=True)\n"
+        "x = w * 2\n"
+        "(Triple.apply(x).sin() + x).sum().backward()\n"
+    )
+    assert it.finding.code == "NC207"
+    judged = it.judged(("x.mul_(3)", "ctx.mark_dirty(x.mul_(3))"))
+    assert judged.right
+    assert judged.level is level
+    ((_, gradient, _),) = evidence.read(judged.result.evidence)[0]["leaves"]
+    by_hand = 6 * (6 * torch.tensor([1.0, 2.0])).cos() + 6
+    assert torch.allclose(gradient, by_hand) is (level is Level.CHECKED)
+
+
 def test_what_an_activation_overwrote_is_compared_with_a_run_that_asks_for_what_was_there_before(bench):
     text = (
         "import torch\n"

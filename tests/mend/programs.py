@@ -288,6 +288,24 @@ def _waves(w):
 
 
 SOUND = {
+    "a state of a module that is given back in each turn": """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.trace = nn.Linear(4, 4, bias=False, dtype=torch.float64), None
+    def step(self, row):
+        drive = torch.tanh(row + self.mix(self.trace))
+        self.trace *= 0.5
+        self.trace += drive
+        return self.trace
+cell = Cell()
+
+def run():
+    cell.trace = torch.zeros(4, dtype=torch.float64)
+    for row in (x @ w).unbind(0):
+        state = cell.step(row)
+    state.sin().sum().backward()
+""",
     "the input of a clamp, of which other rows are set": """
 def run():
     flow = torch.zeros(4, 4, dtype=torch.float64)
@@ -2706,7 +2724,35 @@ def _simulated(w, state):
     return cost
 
 
+def _shrunk_twice(code):
+    first = nn.functional.softshrink(code, 1.0)
+    code = first + 0.5 * torch.sin(first)
+    second = nn.functional.softshrink(code, 0.5)
+    return (second * torch.cos(second)).sum()
+
+
 REFUSED = {
+    "a Function that writes its input and gives it back": (
+        """
+class Shrink(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, code, by):
+        sign = torch.sign(code)
+        code.abs_().sub_(by).clamp_(min=0).mul_(sign)
+        ctx.save_for_backward(sign * (code != 0))
+        return code
+    @staticmethod
+    def backward(ctx, grad):
+        (active,) = ctx.saved_tensors
+        return grad * active.abs(), None
+
+def run():
+    code = x @ w
+    code = code + 0.5 * torch.sin(Shrink.apply(code, 1.0))
+    (code * torch.cos(Shrink.apply(code, 0.5))).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(_shrunk_twice(x @ w), [x, w]),
+    ),
     "a state carried over the steps of a loop that steps now and then": (
         """
 cell = nn.RNNCell(4, 4, dtype=torch.float64)

@@ -20,6 +20,8 @@ OWN = "NC204 by the backward of its own ctx"
 """Stands for findings about a backward that computes in the memory of its own ctx: no run puts that back."""
 WITHOUT = ("NC206", "NC207", "NC208", "NC209", "NC210", "NC211", OWN)
 """What goes wrong though every save is read as it was saved: a run that preserves the saves gives the same numbers."""
+UNDECLARED = "NC207"
+"""Of these what no run puts right: the patched program's own central differences tell."""
 HANDED = "NC206"
 """Of these what is about gradients that Python code is handed and writes: handing out clones gives the right ones."""
 ASKED = "NC209"

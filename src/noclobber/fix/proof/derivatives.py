@@ -128,7 +128,7 @@ def by_derivative(
     if known and not reference.result.custom and not reference.result.given:
         why = "its gradient is not the one that forward mode gives without the patch"
         return Verdict(False, why=why, differs=True, result=result)
-    if (not known or reference.result.custom) and (how := _own_agreement(stage, alone)):
+    if (not known or reference.result.custom) and (how := own_agreement(stage, alone)):
         proof = f"{loss}; {how}; {BEYOND}"
         return Verdict(True, not result.findings, proof=proof, level=Level.CHECKED, result=result)
     lacking = (_OF_ITS_OWN if reference.result.custom else _OF_OTHERS) if known else _DISAGREES
@@ -167,7 +167,7 @@ def _agrees(found: Iterable[Differences], call: dict[str, Any] | None) -> bool |
     return agrees
 
 
-def _own_agreement(stage: Stage, alone: Alone) -> str:
+def own_agreement(stage: Stage, alone: Alone) -> str:
     """Return in words that the next backward call of a patched program that adds to `.grad` agrees with the central
     differences of the program as it is patched; empty if it does not, or if a step comes before that call.
 

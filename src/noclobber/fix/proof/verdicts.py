@@ -17,6 +17,7 @@ from noclobber.fix.proof.baselines import (
     HANDED,
     OWN,
     STEPPED,
+    UNDECLARED,
     WHOLE,
     WITHOUT,
     Kind,
@@ -32,6 +33,7 @@ from noclobber.fix.proof.derivatives import (
     Alone,
     Stage,
     by_derivative,
+    own_agreement,
     without_gradients,
 )
 from noclobber.fix.proof.read_gradients import readers
@@ -255,7 +257,10 @@ class Prover:
             if left := comparison.lost_leaf(reference.events, found):
                 why = f"`{left.rpartition(': ')[2]}` gets no gradient any more"
                 return Verdict(False, why=why, differs=True, result=result)
-        return self._by_loss(evidence.read(self.search.evidence), found, result, codes)
+        verdict = self._by_loss(evidence.read(self.search.evidence), found, result, codes)
+        if verdict.right and codes == {UNDECLARED} and (how := own_agreement(stage, alone)):
+            return Verdict(True, clean, proof=f"first loss the same; {how}", level=Level.CHECKED, result=result)
+        return verdict
 
     def _used_otherwise(
         self,

@@ -1,7 +1,12 @@
-"""Custom Functions: declare the write by `mark_dirty`."""
+"""Custom Functions: declare the write by `mark_dirty`.
+
+Sound where `forward` gives back the input that it writes, and nothing else: autograd then goes on with it as it is in
+place everywhere. The input is in the graph and no leaf, by what was seen, and a save of it would have been found.
+"""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
@@ -9,13 +14,14 @@ from noclobber.mend.scene import Scene
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
 from noclobber.syntax.names import called, calls, dotted, owner, parameters, returned
-from noclobber.syntax.tree import FUNCTION
+from noclobber.syntax.tree import FUNCTION, walk
 from noclobber.syntax.writes import out_of_place
 
 
 def marked_dirty(scene: Scene) -> Iterator[Change]:
     """`ctx.mark_dirty(x)` before the write in a `forward(ctx, x)`; or no write at all, and a new tensor."""
-    for write in scene.writes() if scene.is_refused or isinstance(scene.finding.event, Undeclared) else ():
+    event = scene.finding.event
+    for write in scene.writes() if scene.is_refused or isinstance(event, Undeclared) else ():
         file, scope = write.file, write.file.scope(write.statement)
         own = parameters(scope)
         if not isinstance(scope, FUNCTION) or not own or write.name not in own or own[0] != "ctx":
@@ -26,7 +32,10 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
             cloned = [one for one in returned(scope) if called(one) == "clone" and dotted(owner(one)) == write.name]
             given = [replace(file, one, write.name) for one in cloned]
             also = f", and return `{write.name}`" * bool(given)
-            yield from change(f"declare the write: `mark_dirty({write.name})`{also}", [edit, *given], 2)
+            title, back = f"declare the write: `mark_dirty({write.name})`{also}", list(walk(scope, ast.Return))
+            is_sound = isinstance(event, Undeclared) and not event.beside and len(back) > 0
+            is_sound &= all(isinstance(one.value, ast.Name) and one.value.id == write.name for one in back)
+            yield from change(title, [edit, *given], 2, is_sound=is_sound)
         if edits := out_of_place(write):
             gone = [remove(file, one) for one in marks]
             yield from change("let the Function make a new tensor", [*edits, *gone], 3)

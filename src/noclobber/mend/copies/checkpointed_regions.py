@@ -61,8 +61,8 @@ def not_again(scene: Scene) -> Iterator[Change]:
     """`f(x)` for `checkpoint(f, x, use_reentrant=False)`: backward then needs no second run."""
     event = scene.finding.event
     for file, call in _checkpoints(scene) if scene.drifts else ():
-        if has_stars(call):
-            continue
+        if isinstance(call.args[0], ast.Starred) or any(one.arg is None for one in call.keywords):
+            continue  # which arguments are those of `checkpoint` is not known
         given = [file.source(one) for one in call.args[1:]]
         given += [file.source(one) for one in call.keywords if one.arg not in _OPTIONS]
         region = file.source(call.args[0])

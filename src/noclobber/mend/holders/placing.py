@@ -21,7 +21,7 @@ from noclobber.syntax.names import (
     unindexed,
     uses,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk, within
 from noclobber.syntax.writes import can_bind
 
 _KEEPING = frozenset(
@@ -138,13 +138,21 @@ def _is_handed_on(file: File, back: ast.Return, write: ast.stmt, *, is_container
 
 
 def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:
-    """Return True if a statement gives a tensor to a variable alone, which its function does not read after a write,
-    nor hands on before it: what it hands on may be read in other runs than those looked at."""
-    name, scope = only_target(row), file.scope(write)
-    if not isinstance(name, ast.Name) or file.scope(name) is not scope or not isinstance(scope, FUNCTION):
+    """Return True if a statement gives a tensor to a variable alone, which its function does not read after a write, or
+    after it calls the function that writes, nor hands on before it: what it hands on may be read in other runs than
+    those looked at."""
+    name, writing = only_target(row), file.scope(write)
+    if not isinstance(name, ast.Name) or not isinstance(writing, FUNCTION):
         return False
+    scope = file.scope(name)
+    rows = (
+        [write]
+        if scope is writing
+        else [file.statement(one) for one in within(scope, ast.Name, ast.Attribute) if last_name(one) == writing.name]
+    )
     used = uses(scope, name.id, ast.Load)
-    return is_over(file, name.id, write) and all(keeps_nothing(file, one, returned=False) for one in used)
+    are_over = all(one is not None and is_over(file, name.id, one) for one in rows)
+    return bool(rows) and are_over and all(keeps_nothing(file, one, returned=False) for one in used)
 
 
 def _are_read(file: File, turns: ast.AST, taken: ast.expr, write: ast.stmt) -> bool:
