@@ -288,6 +288,32 @@ def _waves(w):
 
 
 SOUND = {
+    "a forward hook that scales what a gate gives and keeps": """
+class Gate(nn.Module):
+    def forward(self, h):
+        self.last = torch.sigmoid(h)
+        return self.last
+gate = Gate()
+def scaled(module, given, output):
+    output *= 0.5
+gate.register_forward_hook(scaled)
+
+def run():
+    (gate(x @ w) * gate.last).sum().backward()
+""",
+    "a forward hook that scales what a gate gives": """
+gate = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Sigmoid())
+class Steering:
+    def __init__(self, by):
+        self.by = by
+        gate.register_forward_hook(self.scaled)
+    def scaled(self, module, given, output):
+        output *= self.by
+Steering(torch.linspace(0.5, 1.5, 4, dtype=torch.float64))
+
+def run():
+    (gate(x @ w) * torch.tanh(x @ w)).sum().backward()
+""",
     "a state of a module that is given back in each turn": """
 class Cell(nn.Module):
     def __init__(self):

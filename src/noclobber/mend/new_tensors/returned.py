@@ -219,7 +219,7 @@ def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False, is_soun
         yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
         return
     if in_hook or is_forward_hook(write.file, write.file.scope(write.statement)):
-        yield from change(_RETURNING, returning(write, edits), cost)
+        yield from change(_RETURNING, returning(write, edits), cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
 
 
 def is_forward_hook(file: File, scope: ast.AST) -> bool:
