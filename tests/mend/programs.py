@@ -288,6 +288,31 @@ def _waves(w):
 
 
 SOUND = {
+    "a full backward pre-hook that takes its gradient apart and gives it back": """
+branch = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh())
+def damp(module, grad_output):
+    gradient, = grad_output
+    gradient.mul_(2)
+    return (gradient,)
+branch.register_full_backward_pre_hook(damp)
+
+def run():
+    h = x @ w
+    (h + branch(h)).sin().sum().backward()
+""",
+    "a picture of attention that is scaled through `.data`, and read no more": """
+def draw(attention):
+    heat = attention.data
+    heat -= heat.amin(-1, keepdim=True)
+    heat /= heat.amax(-1, keepdim=True)
+    return heat.tolist()
+
+def run():
+    attention = torch.softmax(x @ w, -1)
+    read = (attention @ w).sin().sum()
+    drawn = draw(attention[0])
+    read.backward()
+""",
     "a forward hook that scales what a gate gives and keeps": """
 class Gate(nn.Module):
     def forward(self, h):
@@ -300,19 +325,6 @@ gate.register_forward_hook(scaled)
 
 def run():
     (gate(x @ w) * gate.last).sum().backward()
-""",
-    "a forward hook that scales what a gate gives": """
-gate = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Sigmoid())
-class Steering:
-    def __init__(self, by):
-        self.by = by
-        gate.register_forward_hook(self.scaled)
-    def scaled(self, module, given, output):
-        output *= self.by
-Steering(torch.linspace(0.5, 1.5, 4, dtype=torch.float64))
-
-def run():
-    (gate(x @ w) * torch.tanh(x @ w)).sum().backward()
 """,
     "a state of a module that is given back in each turn": """
 class Cell(nn.Module):
@@ -2758,6 +2770,26 @@ def _shrunk_twice(code):
 
 
 REFUSED = {
+    "a backward that computes in a table of its ctx, for the rows of a jacobian": (
+        """
+class Wave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        ctx.table = torch.cos(h)
+        return torch.sin(h)
+    @staticmethod
+    def backward(ctx, grad):
+        slope = ctx.table
+        slope *= grad
+        return slope
+
+def run():
+    y = Wave.apply(x @ w)
+    for part in (y[0].sum(), 2 * y[1:].sum()):
+        part.backward(retain_graph=True)
+""",
+        lambda x, w: torch.autograd.grad(torch.sin(x @ w)[0].sum() + 2 * torch.sin(x @ w)[1:].sum(), [x, w]),
+    ),
     "a Function that writes its input and gives it back": (
         """
 class Shrink(torch.autograd.Function):

@@ -1,7 +1,8 @@
 """Custom Functions: declare the write by `mark_dirty`.
 
-Sound where `forward` gives back the input that it writes, and nothing else: autograd then goes on with it as it is in
-place everywhere. The input is in the graph and no leaf, by what was seen, and a save of it would have been found.
+Sound where `forward` gives back the input that it writes, and nothing else, and saves it only below the write: autograd
+then goes on with it as it is in place everywhere. The input is in the graph and no leaf, by what was seen at the only
+place where the file applies the Function; nothing calls its `forward` itself.
 """
 
 from __future__ import annotations
@@ -10,12 +11,24 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
+from noclobber.mend.holders.holding import keeps_nothing
 from noclobber.mend.scene import Scene
 from noclobber.model.seen.silent import Undeclared
 from noclobber.syntax.edits import before, cloned_before, remove, replace
-from noclobber.syntax.names import called, calls, dotted, owner, parameters, returned
-from noclobber.syntax.tree import FUNCTION, walk
-from noclobber.syntax.writes import out_of_place
+from noclobber.syntax.names import (
+    attributes,
+    called,
+    calls,
+    dotted,
+    is_stored,
+    last_name,
+    owner,
+    parameters,
+    returned,
+    uses,
+)
+from noclobber.syntax.tree import FUNCTION, Function, starts, walk
+from noclobber.syntax.writes import WriteSyntax, out_of_place
 
 
 def marked_dirty(scene: Scene) -> Iterator[Change]:
@@ -32,9 +45,8 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
             cloned = [one for one in returned(scope) if called(one) == "clone" and dotted(owner(one)) == write.name]
             given = [replace(file, one, write.name) for one in cloned]
             also = f", and return `{write.name}`" * bool(given)
-            title, back = f"declare the write: `mark_dirty({write.name})`{also}", list(walk(scope, ast.Return))
-            is_sound = isinstance(event, Undeclared) and not event.beside and len(back) > 0
-            is_sound &= all(isinstance(one.value, ast.Name) and one.value.id == write.name for one in back)
+            title = f"declare the write: `mark_dirty({write.name})`{also}"
+            is_sound = isinstance(event, Undeclared) and not event.beside and _gives_it_back(write, scope)
             yield from change(title, [edit, *given], 2, is_sound=is_sound)
         if edits := out_of_place(write):
             gone = [remove(file, one) for one in marks]
@@ -42,3 +54,14 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
         if not marks:
             copied = cloned_before(file, write.statement, write.name)
             yield from change("let the Function write into a clone", [copied], 3)
+
+
+def _gives_it_back(write: WriteSyntax, forward: Function) -> bool:
+    file, around, name = write.file, write.file.class_of(forward), write.name
+    back, used = list(walk(forward, ast.Return)), uses(forward, name)
+    applied = [one for one in calls(file.tree, "apply") if around is not None and last_name(owner(one)) == around.name]
+    if len(applied) != 1 or attributes(file.tree, "forward") or not back:
+        return False
+    is_saved = any(starts(one) < starts(write.statement) and not keeps_nothing(file, one) for one in used)
+    is_bound = any(is_stored(file, one) and file.statement(one) is not write.statement for one in used)
+    return not is_saved and not is_bound and all(dotted(one.value) == name for one in back)

@@ -39,6 +39,7 @@ from noclobber.mend.holders.making import (
     module_writes,
     passes_on,
 )
+from noclobber.mend.holders.numbers import may_be_number
 from noclobber.mend.holders.seen import holders_at, is_in_comprehension
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
@@ -51,7 +52,6 @@ from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import (
     attributes,
-    attributes_set,
     called,
     called_by,
     calls,
@@ -189,8 +189,8 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     splits = [one for one in map(partial(_split_of, file), kept) if one is not None]
     if splits and None not in operands:
         return _of_a_clone(file, splits[0])
-    if any(_may_be_number(file, one) for one in kept):
-        return None
+    if any(may_be_number(file, one) for one in kept):
+        return None  # in another call
     if kept:
         texts = dict.fromkeys(file.source(one) for one in kept)
         edits = tuple(append(file, one, ".clone()") for one in kept)
@@ -201,17 +201,6 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         title = "write into a clone of the result, and let autograd keep the original"
         return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
     return None
-
-
-def _may_be_number(file: File, operand: ast.expr) -> bool:
-    """Return True if the file somewhere gives a function a number for a parameter, or sets an attribute to one: numbers
-    have no `clone`."""
-    scope = file.scope(operand)
-    if isinstance(operand, ast.Attribute):
-        return any(is_number(value_given(file, one)) for one in attributes_set(file, operand.attr))
-    if not isinstance(operand, ast.Name) or operand.id not in parameters(scope):
-        return False
-    return any(is_number(one) for one in given_for(file, operand.id, scope))
 
 
 def _of_factor(scene: Scene, file: File, save: ast.AugAssign) -> Change | None:

@@ -174,11 +174,12 @@ def _shown_aside(value: ast.expr | None) -> ast.Name | None:
 
 def _is_written_alone(scene: Scene, write: WriteSyntax, shown: list[ast.Name | None]) -> bool:
     """Return True if nothing that was seen to hold what is written reads it later, but by the written name, and the
-    function writes it in no other way."""
+    function writes it only where the finding says."""
     file, scope, row = write.file, write.file.scope(write.statement), write.statement
     held, name = holders_at(scene.finding, file, row), write.name.partition(".")[0]
     names = {name, *(one.id for one in shown if one is not None)}
-    alone = all(one is row for each in names for one in writes_through(file, scope, each))
+    rows = [one.statement for one in scene.writes()]
+    alone = all(one in rows for each in names for one in writes_through(file, scope, each))
     return alone and held is not None and hold_alone({name}, file, row, held)
 
 

@@ -10,8 +10,10 @@ from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
 from noclobber.syntax.names import (
+    attributes,
     called,
     called_by,
+    calls,
     dotted,
     last_name,
     mentioned,
@@ -21,7 +23,7 @@ from noclobber.syntax.names import (
     unindexed,
     uses,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, ends, starts, walk, within
+from noclobber.syntax.tree import FOR, FUNCTION, File, ends, functions, starts, walk, within
 from noclobber.syntax.writes import can_bind
 
 _KEEPING = frozenset(
@@ -139,20 +141,22 @@ def _is_handed_on(file: File, back: ast.Return, write: ast.stmt, *, is_container
 
 def _is_named_until(file: File, row: ast.AST, write: ast.stmt) -> bool:
     """Return True if a statement gives a tensor to a variable alone, which its function does not read after a write, or
-    after it calls the function that writes, nor hands on before it: what it hands on may be read in other runs than
-    those looked at."""
+    after it runs another function of the file, which may write; nor hands on before it: what it hands on may be read in
+    other runs than those looked at."""
     name, writing = only_target(row), file.scope(write)
     if not isinstance(name, ast.Name) or not isinstance(writing, FUNCTION):
         return False
-    scope = file.scope(name)
-    rows = (
-        [write]
-        if scope is writing
-        else [file.statement(one) for one in within(scope, ast.Name, ast.Attribute) if last_name(one) == writing.name]
-    )
+    scope, rows = file.scope(name), [write]
+    if scope is not writing:
+        if calls(file.tree, *WITHOUT_NAMES, "vars") or attributes(file.tree, "__dict__"):
+            return False
+        own, loops = {one.name for one in functions(file.tree)}, {*file.loops(row)}
+        runs = [one for one in within(scope, ast.Name, ast.Attribute) if last_name(one) in own]
+        runs = [one for one in runs if starts(one) >= starts(name) or loops & {*file.loops(one)}]
+        rows = [each for one in runs if (each := file.statement(one)) is not None]
     used = uses(scope, name.id, ast.Load)
-    are_over = all(one is not None and is_over(file, name.id, one) for one in rows)
-    return bool(rows) and are_over and all(keeps_nothing(file, one, returned=False) for one in used)
+    are_over = rows != [] and all(is_over(file, name.id, one) for one in rows)
+    return are_over and all(keeps_nothing(file, one, returned=False) for one in used)
 
 
 def _are_read(file: File, turns: ast.AST, taken: ast.expr, write: ast.stmt) -> bool:

@@ -28,7 +28,7 @@ from noclobber.mend.flags import dropped
 from noclobber.mend.holders.holding import holds_alone, is_new, keeps_nothing, writes_through
 from noclobber.mend.holders.making import is_item_of_new
 from noclobber.mend.holders.placing import WITHOUT_NAMES, is_just_made, may_be_kept, place_written
-from noclobber.mend.holders.seen import are_over, hold_alone, holders_at, is_over, node_at
+from noclobber.mend.holders.seen import are_over, holders_at, is_over, node_at
 from noclobber.mend.new_tensors.returned import TITLE, rebound
 from noclobber.mend.scene import Scene, puts_back
 from noclobber.model.reports.finding import Cure, Edit
@@ -50,12 +50,10 @@ from noclobber.syntax.names import (
     is_stored,
     keyword,
     last_name,
-    mentions,
     named,
     names_in,
     only_target,
     owner,
-    parameters,
     root_of,
     uses,
     value_given,
@@ -63,7 +61,6 @@ from noclobber.syntax.names import (
 )
 from noclobber.syntax.tree import (
     FOR,
-    FUNCTION,
     WITH,
     File,
     Place,
@@ -114,7 +111,7 @@ def written_anew(scene: Scene) -> Iterator[Change]:
         row, is_part = write.statement, isinstance(write.target, ast.Subscript)
         is_part &= not isinstance(row, ast.AugAssign) or puts_back(scene.finding, lines_in(row))
         cost = 2 if scene.is_refused else 4 if is_part and write.form is not Form.ITEM else 1
-        yield from rebound(write, cost, is_sound=_is_read_last(scene, write) or _is_handed_back(scene, write))
+        yield from rebound(write, cost, is_sound=_is_read_last(scene, write))
         yield from _refilled(write)
         together += out_of_place(write)
     if len(writes) > 1 and together and not any(is_in_vain(write, together) for write in writes):
@@ -179,19 +176,6 @@ def _is_read_last(scene: Scene, write: WriteSyntax) -> bool:
     is_alone = holds_alone(file, name, row, write.target, holders)
     is_last = is_alone and is_over(file, name, row, node_at(file, row, holders or ()))
     return is_last and scene.keeps_type(file) and _SHAPING.isdisjoint(scene.ops())
-
-
-def _is_handed_back(scene: Scene, write: WriteSyntax) -> bool:
-    """Return True for the only write of a function that the file gives `register_forward_hook` alone, to the output of
-    a module, where nothing else held that: the module then gives what the hook returns."""
-    file, row, scope = write.file, write.statement, write.file.scope(write.statement)
-    if not isinstance(scope, FUNCTION) or list(parameters(scope))[-1:] != [write.name]:
-        return False
-    if not scene.lines_written(file) <= {*lines_in(row)}:
-        return False
-    holders, hooks = holders_at(scene.finding, file, row), calls(file.tree, "register_forward_hook")
-    is_alone = holders is not None and hold_alone({write.name}, file, row, holders) and scene.keeps_type(file)
-    return is_alone and all(file.above[one] in hooks for one in mentions(file, scope.name))
 
 
 def _refilled(write: WriteSyntax) -> Iterator[Change]:

@@ -26,10 +26,12 @@ from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.silent import GradientWrite
 from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
+    attributes,
     bindings,
     called,
     called_by,
     calls,
+    dotted,
     is_read_again,
     last_name,
     mentions,
@@ -67,9 +69,12 @@ def given_new(scene: Scene) -> Iterator[Change]:
         in_hook = scene.finding.cause is Cause.HOOKED and not write.name
         if in_hook or isinstance(scene.finding.event, GradientWrite) or _in_backward(write):
             if _part(write) is not None:
-                found = returning(write, out_of_place(write))
+                edits = out_of_place(write)
+                back = list(walk(write.file.scope(write.statement), ast.Return))
+                is_back = bool(back) and all(one.value and write.name in names_in(one.value) for one in back)
+                found = tuple(edits) if is_back else returning(write, edits)
                 is_sound = len(found) == 1 and _is_of_module(write)
-                yield from change(_RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
+                yield from change(TITLE if is_back else _RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
                 continue
             yield from rebound(write, in_hook=True, is_sound=_is_read_last_of_ctx(scene, write))
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
@@ -120,7 +125,10 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
     elif isinstance(statement, (ast.Assign, ast.Expr)) and isinstance(statement.value, ast.Call):
         target = root_of(statement.value)
     taken = target if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) else None
-    if not isinstance(target, ast.Name) or not is_held_by_engine(file, target.id, statement, taken):
+    if not isinstance(target, ast.Name):
+        return None
+    of_ctx = scene.unchecked == "ctx" and taken is None and _is_kept_by_ctx(file, target.id, statement)
+    if not (of_ctx and scene.keeps_type(file)) and not is_held_by_engine(file, target.id, statement, taken):
         return None
     if taken is not None and (in_hook or not scene.keeps_type(file) or file.loops(statement)):
         return None
@@ -140,6 +148,19 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
         edits = list(returning(write, edits))
     title = f"make a new tensor of `{target.id}`, and leave the given tensor unchanged"
     return Change(title, tuple(edits), 1, Cure.OUT_OF_PLACE, is_sound=True) if edits else None
+
+
+def _is_kept_by_ctx(file: File, name: str, write: ast.stmt) -> bool:
+    """`table = ctx.table`: whether a `backward` reads what its ctx keeps by this name alone, and keeps it nowhere else.
+    So the ctx keeps for the next backward what it kept."""
+    scope = file.scope(write)
+    row = only_binding(file, scope, name)
+    held = row.value if row is not None else None
+    if not isinstance(held, ast.Attribute) or dotted(held.value) != "ctx" or len(attributes(scope, held.attr)) > 1:
+        return False
+    read = [one for one in uses_in(scope, name) if isinstance(one.ctx, ast.Load)]
+    is_whole = any(not isinstance(file.above[one], ast.Attribute) for one in uses_in(scope, "ctx"))
+    return not is_whole and all(keeps_nothing(file, one) for one in read)
 
 
 def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
@@ -219,7 +240,7 @@ def rebound(write: WriteSyntax, cost: int = 1, *, in_hook: bool = False, is_soun
         yield from change(TITLE, edits, cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
         return
     if in_hook or is_forward_hook(write.file, write.file.scope(write.statement)):
-        yield from change(_RETURNING, returning(write, edits), cost, Cure.OUT_OF_PLACE, is_sound=is_sound)
+        yield from change(_RETURNING, returning(write, edits), cost)
 
 
 def is_forward_hook(file: File, scope: ast.AST) -> bool:

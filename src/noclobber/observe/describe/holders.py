@@ -187,7 +187,7 @@ def _passes_on(code: CodeType) -> bool:
     """
     if code.co_name == "forward":
         return _is_of(code, "torch/nn/modules/container.py")
-    if _is_of_module(code, "_wrapped_call_impl", "_call_impl", "inner"):  # the last calls hooks (torch 2.13)
+    if _is_of_module(code, "_wrapped_call_impl", "_call_impl"):
         return True
     return _is_of(code, "torch/utils/checkpoint.py", *_WITHOUT_DYNAMO)
 
