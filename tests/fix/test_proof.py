@@ -659,6 +659,27 @@ def test_newer_weights_are_checked_where_the_program_went_on_without_them(bench)
     assert verdict.level is Level.UNPROVEN
 
 
+def test_a_step_below_the_loop_is_compared_with_the_losses_of_one_graph(bench):
+    text = (
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "net, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)), torch.randn(4, 3)\n"
+        "opt = torch.optim.Adam(net.parameters(), 0.1)\n"
+        "losses = net(x).pow(2).mean(1)\n"
+        "for loss in losses:\n"
+        "    loss.backward(retain_graph=True)\n"
+        "    opt.step()\n"
+        "print(sum(p.grad.abs().sum().item() for p in net.parameters()))\n"
+    )
+    it = bench(text)
+    assert it.finding.code == "NC103"
+    (change,) = [one for one in candidates(it.finding, lambda path: text) if one.way == "gathered"]
+    moved = it.judged(("    opt.step()", "opt.step()"), way=change.way)
+    assert moved.clean
+    assert moved.level is Level.PROVEN
+    assert not it.judged(("    opt.step()", "opt.step()"), ("pow(2)", "pow(3)"), way=change.way).right
+
+
 SUMS = """\
 import torch
 

@@ -9,9 +9,10 @@ from typing import Literal
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 
-Way = Literal["same", "anew", "summed"]
+Way = Literal["same", "anew", "gathered", "summed"]
 """How the gradients of a patched program compare with the right ones. same: call by call. anew: a forward that ran once
-runs again, so later losses come from newer weights. summed: two backwards are one, of the sum of their losses."""
+runs again, so later losses come from newer weights. gathered: one step comes after all backwards, so later losses keep
+their weights. summed: two backwards are one, of the sum of their losses."""
 
 LAST_RESORT = 6
 """The cost from which a change is a last resort: tried only if no other is proven."""

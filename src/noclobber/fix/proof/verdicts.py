@@ -55,6 +55,7 @@ _NOT_RIGHT = (
 )
 _FIRST: Mapping[Way, str] = {
     "anew": "the first is that of the program as it is, the others have newer weights",
+    "gathered": "the first is that of the program as it is, the others are of the same weights; one step follows all",
     "summed": "the first is the sum of the first two of the program as it is",
 }
 """What the first backward call of a patched program is compared with."""

@@ -100,6 +100,7 @@ def reordered(scene: Scene) -> Iterator[Change]:
         return
     step, read = places
     file = step.file
+    yield from _below_loop(step, read) if scene.reads_first() else ()
     for one, other in ((step.row, read.row), *_calls_of_both(step, read)):
         is_direct = one is step.row and other is read.row
         rows, first, second = file.together(one, other)
@@ -113,6 +114,20 @@ def reordered(scene: Scene) -> Iterator[Change]:
             yield from _swapped(step, read, rows, first, second, is_direct=is_direct)
         if not is_direct:
             return
+
+
+def _below_loop(step: Place, read: Place) -> Iterator[Change]:
+    """The step below a loop over the losses of one forward: their gradients add up, as nothing zeroes them."""
+    file, around = step.file, {*step.file.loops(read.row)}
+    loop = next((one for one in file.loops(step.row) if one in around), None)
+    if loop is None or step.row not in loop.body or calls(loop, "zero_grad") or file.own_lines(step.row) is None:
+        return
+    if not any(_does_more(one) for one in loop.body if one is not step.row):
+        text, (begin, stop) = with_comment(file, step.row), lines_of(file, step.row)
+        edits = [whole_lines(file, begin, stop), after(file, loop, text)]
+        if step.row is loop.body[-1]:  # it stays where it is, but for its indent
+            edits = [Edit(Span(file.path, begin, 1, *file.end_of_line(stop)), f"{file.indent(loop)}{text}")]
+        yield from change("step once, below the loop", edits, 4, way="gathered")
 
 
 def _calls_of_both(step: Place, read: Place) -> Iterator[tuple[ast.AST, ast.AST]]:
