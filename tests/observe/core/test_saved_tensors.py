@@ -5,6 +5,7 @@ import torch
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
+import noclobber
 from tests.observe.alike import differing
 
 
@@ -195,3 +196,24 @@ def test_what_is_saved_is_given_back_itself():
     same = []
     assert differing(program) == {}
     assert len(program()) == 2
+
+
+def test_a_save_with_a_version_counter_of_its_own_is_blamed_on_the_write_to_its_memory():
+    def run(kron):
+        a, b = (torch.rand(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        x, z = a * 1.5, b * 1.0
+        with noclobber.watch() as watched:
+            y = kron(x, z)
+            z.mul_(2)  # written
+            (y * y).sum().backward()
+        return watched.findings, a, b
+
+    (found,), a, b = run(torch.kron)  # PyTorch raises nothing
+    assert found.code == "NC201"
+    (label,) = (one for one in found.labels if one.role == "write")
+    assert label.source[0].endswith("# written")
+    (right,) = torch.autograd.grad(torch.kron(a * 1.5, b * 1.0).square().sum(), [a])
+    assert not torch.allclose(a.grad, right)
+    findings, a, b = run(lambda x, z: torch.kron(x, z.clone()))
+    assert findings == []
+    assert torch.allclose(a.grad, torch.autograd.grad(torch.kron(a * 1.5, b * 1.0).square().sum(), [a])[0])

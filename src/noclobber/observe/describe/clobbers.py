@@ -293,7 +293,9 @@ def _between(memory: Memory, handle: Handle, key: int | None, current: int) -> l
     """Return the writes that met a save and those that moved its version, each with the version before it."""
     met, version = list(handle.writes), handle.version
     if current == version:
-        return met
+        # `torch.kron` saves views of its operands that have version counters of their own (torch 2.10 to 2.15;
+        # tests/observe/core/test_saved_tensors.py).
+        return met or [(one, version) for one in memory.recent if one.key == key and one.moment > handle.moment]
     recent = _from_recent(memory, key, version, current)
     moved = [entry for entry in recent if entry[0].moment > handle.moment]
     if not any(before == version for _, before in moved):  # then it may be the write that was seen last before
