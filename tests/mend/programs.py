@@ -288,6 +288,20 @@ def _waves(w):
 
 
 SOUND = {
+    "skips of a net that each level gates and takes once": """
+downs = nn.ModuleList(nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
+
+def run():
+    h, skips = x @ w, []
+    for down in downs:
+        skips.append(h)
+        h = torch.sin(down(h))
+    for level in reversed(range(len(downs))):
+        skip = skips[level]
+        skip *= torch.sigmoid(h)
+        h = torch.tanh(h + skip)
+    h.sum().backward()
+""",
     "a full backward pre-hook that takes its gradient apart and gives it back": """
 branch = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh())
 def damp(module, grad_output):
@@ -2770,6 +2784,38 @@ def _shrunk_twice(code):
 
 
 REFUSED = {
+    "a hook that tells the size of a gradient": (
+        """
+sizes = []
+def note(gradient):
+    sizes.append(gradient.abs_().mean().item())
+
+def run():
+    h = x @ w
+    y = torch.sin(h)
+    y.register_hook(note)
+    (h + y).cos().sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ w + torch.sin(x @ w)).cos().sum(), [x, w]),
+    ),
+    "a backward that scans the gradient that it is given": (
+        """
+class Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        return h.flip(0).cumsum(0).flip(0)
+    @staticmethod
+    def backward(ctx, handed):
+        for row in range(1, len(handed)):
+            handed[row] += handed[row - 1]
+        return handed
+
+def run():
+    h = x @ w
+    (Scan.apply(h) + h).sin().sum().backward()
+""",
+        lambda x, w: torch.autograd.grad(((x @ w).flip(0).cumsum(0).flip(0) + x @ w).sin().sum(), [x, w]),
+    ),
     "a backward that computes in a table of its ctx, for the rows of a jacobian": (
         """
 class Wave(torch.autograd.Function):
@@ -3924,6 +3970,37 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a picture of what is read no more, beside one of what is printed": """
+def draw(values):
+    heat = values.data
+    heat -= heat.amin()
+    return heat.tolist()
+
+def run():
+    other = torch.arange(4.0)
+    attention = torch.softmax(x @ w, -1)
+    read = (attention @ w).sin().sum()
+    drawn = draw(attention[0]), draw(other), other.tolist()
+    read.backward()
+""",
+    "a region that runs again and again through one graph of old weights": """
+class Strings(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pitch = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    def forward(self, h):
+        return self.pitch * h * torch.exp(self.pitch)
+strings = Strings()
+opt = torch.optim.LBFGS(strings.parameters(), max_iter=3)
+
+def run():
+    loss = strings(x @ w).square().mean()
+    def closure():
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        return loss
+    opt.step(closure)
+""",
     "a buffer that no region reads, beside a counter that nobody sees": """
 from torch.utils.checkpoint import checkpoint
 

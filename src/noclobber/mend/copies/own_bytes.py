@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_for
 from noclobber.mend.holders.holding import is_new, is_read_last, writes_through
-from noclobber.mend.holders.seen import hold_alone, holders_at
+from noclobber.mend.holders.seen import hold_alone, holders_at, is_over
 from noclobber.mend.new_tensors.view_writes import is_written_alone, saves_nothing
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
@@ -180,7 +180,25 @@ def _is_written_alone(scene: Scene, write: WriteSyntax, shown: list[ast.Name | N
     names = {name, *(one.id for one in shown if one is not None)}
     rows = [one.statement for one in scene.writes()]
     alone = all(one in rows for each in names for one in writes_through(file, scope, each))
-    return alone and held is not None and hold_alone({name}, file, row, held)
+    is_alone = alone and held is not None and hold_alone({name}, file, row, held)
+    return is_alone and all(one is not None and _is_given_for_last(file, one) for one in shown)
+
+
+def _is_given_for_last(file: File, shown: ast.Name) -> bool:
+    """Return True if each call that the file makes gives a parameter a tensor, or a part of one, that it has just got
+    from a call and reads no more. In other runs than those looked at it may give what is meant to be written."""
+    scope = file.scope(shown)
+    if shown.id not in parameters(scope):
+        return True
+    given = given_for(file, shown.id, scope)
+    for one in given:
+        root, row = root_of(one), file.statement(one)
+        if not isinstance(root, ast.Name) or row is None or not is_over(file, root.id, row, one):
+            return False
+        bound = [file.statement(each) for each in uses(file.scope(one), root.id, ast.Store)]
+        if not bound or not all(isinstance(each, ast.Assign) and isinstance(each.value, ast.Call) for each in bound):
+            return False
+    return bool(given)
 
 
 def packed_apart(scene: Scene) -> Iterator[Change]:

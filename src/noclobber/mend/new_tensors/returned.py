@@ -20,7 +20,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.holding import is_held_by_engine, keeps_nothing, writes_through
+from noclobber.mend.holders.holding import is_held_by_engine, is_new, keeps_nothing, writes_through
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cause, Cure, Edit
 from noclobber.model.seen.silent import GradientWrite
@@ -28,11 +28,14 @@ from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
     attributes,
     bindings,
+    call_of,
     called,
     called_by,
     calls,
     dotted,
+    is_own,
     is_read_again,
+    is_stored,
     last_name,
     mentions,
     names_in,
@@ -41,6 +44,7 @@ from noclobber.syntax.names import (
     reads,
     root_of,
     uses_in,
+    value_given,
 )
 from noclobber.syntax.tree import FUNCTION, File, functions, lines_in, starts, walk
 from noclobber.syntax.writes import (
@@ -70,25 +74,37 @@ def given_new(scene: Scene) -> Iterator[Change]:
         if in_hook or isinstance(scene.finding.event, GradientWrite) or _in_backward(write):
             if _part(write) is not None:
                 edits = out_of_place(write)
-                back = list(walk(write.file.scope(write.statement), ast.Return))
-                is_back = bool(back) and all(one.value and write.name in names_in(one.value) for one in back)
+                is_back = _gives_back(write)
                 found = tuple(edits) if is_back else returning(write, edits)
-                is_sound = len(found) == 1 and _is_of_module(write)
+                is_sound = len(found) == 1 and _is_of_module(write) and scene.keeps_type(write.file)
                 yield from change(TITLE if is_back else _RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
                 continue
-            yield from rebound(write, in_hook=True, is_sound=_is_read_last_of_ctx(scene, write))
+            is_sound = _is_read_last_of_ctx(scene, write) or _is_only_told(scene, write)
+            yield from rebound(write, in_hook=True, is_sound=is_sound)
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
             if edit is not None and not is_in_vain(write, [edit]):
                 yield from change(f"write into a clone of `{write.name}`", [edit], 2)
 
 
+def _gives_back(write: WriteSyntax) -> bool:
+    """Return True if a function ends in a `return`, and each of its `return`s gives what it writes."""
+    scope = write.file.scope(write.statement)
+    back = list(walk(scope, ast.Return))
+    is_last = isinstance(scope, FUNCTION) and scope.body[-1] in back
+    return is_last and all(one.value and write.name in names_in(one.value) for one in back)
+
+
 def _is_of_module(write: WriteSyntax) -> bool:
-    """Return True for a write in a function that the file only gives to a module, and that keeps no gradient."""
-    file, scope = write.file, write.file.scope(write.statement)
+    """Return True for the only write in a function that the file only gives to a module, and that keeps no gradient and
+    reads the others only above it."""
+    file, scope, row = write.file, write.file.scope(write.statement), write.statement
     made = [file.statement(one) for one in bindings(file, scope, write.name)]
-    names = dict.fromkeys([write.name, *(name for row in made if row for name in names_in(row))])
-    read = [one for name in names for one in uses_in(scope, name) if file.statement(one) not in made]
+    names = dict.fromkeys([write.name, *(name for each in made if each for name in names_in(each))])
+    read = [one for name in names for one in uses_in(scope, name) if file.statement(one) not in (*made, row)]
     is_kept = any(isinstance(one.ctx, ast.Load) and not keeps_nothing(file, one) for one in read)
+    is_kept |= any(starts(one) > starts(row) and one.id != write.name for one in read)
+    is_kept |= any(one is not row for name in names for one in writes_through(file, scope, name))
+    is_kept |= bool(file.loops(row)) or not all(is_own(scope, name) for name in names)
     return not is_kept and any(_is_given_to(file, write.node, hooks) for hooks in _OF_MODULES)
 
 
@@ -110,6 +126,21 @@ def _is_read_last_of_ctx(scene: Scene, write: WriteSyntax) -> bool:
     is_read = all(file.statement(one) is row or keeps_nothing(file, one, returned=False) for one in held)
     is_whole = any(not isinstance(file.above[one], ast.Attribute) for one in uses_in(scope, "ctx"))
     return is_last and is_read and not is_whole and scene.lines_written(file) <= {*lines_in(row)}
+
+
+def _is_only_told(scene: Scene, write: WriteSyntax) -> bool:
+    """`norms.append(grad.abs_().mean().item())`: whether a hook that gives nothing back uses the value of its write,
+    and the gradient for nothing else."""
+    file, scope, row = write.file, write.file.scope(write.statement), write.statement
+    if (
+        not isinstance(scope, FUNCTION)
+        or write.call is None
+        or write.call is call_of(row)
+        or write.name not in parameters(scope)
+    ):
+        return False
+    is_alone = len(uses_in(scope, write.name)) == 1 and next(walk(scope, ast.Return), None) is None
+    return is_alone and scene.keeps_type(file) and _is_given_to(file, write.node, "register_hook")
 
 
 def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
@@ -153,14 +184,21 @@ def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
 def _is_kept_by_ctx(file: File, name: str, write: ast.stmt) -> bool:
     """`table = ctx.table`: whether a `backward` reads what its ctx keeps by this name alone, and keeps it nowhere else.
     So the ctx keeps for the next backward what it kept."""
-    scope = file.scope(write)
+    scope, around = file.scope(write), file.class_of(write)
     row = only_binding(file, scope, name)
     held = row.value if row is not None else None
-    if not isinstance(held, ast.Attribute) or dotted(held.value) != "ctx" or len(attributes(scope, held.attr)) > 1:
+    if not isinstance(held, ast.Attribute) or dotted(held.value) != "ctx" or around is None:
         return False
+    kept = attributes(file.tree, held.attr)
+    made = [one for one in kept if is_stored(file, one)]
+    is_new_there = [*made, held] == kept and all(is_new(file, value_given(file, one)) for one in made)
+    given = [each for one in calls(file.tree, "backward") for each in one.args]
+    given += [each for one in walk(file.tree, ast.ClassDef) for each in one.bases]
     read = [one for one in uses_in(scope, name) if isinstance(one.ctx, ast.Load)]
     is_whole = any(not isinstance(file.above[one], ast.Attribute) for one in uses_in(scope, "ctx"))
-    return not is_whole and all(keeps_nothing(file, one) for one in read)
+    if is_whole or not is_new_there or any(dotted(one) in ("ctx", around.name) for one in given):
+        return False
+    return all(keeps_nothing(file, one) for one in read)
 
 
 def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
@@ -177,8 +215,8 @@ def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
     given = row.value if row is not None and row.targets == [uses[0]] else None
     if row is not None and isinstance(given, ast.Name) and row in rows and not is_read_again(file, given.id, row):
         held, edit = given.id, append(file, given, ".clone()")
-    elif not bound and write.statement in rows and write.statement is file.statement(uses[0]):
-        held, edit = name, cloned_before(file, write.statement, name)
+    elif not bound and (top := next((one for one in rows if file.holds(one, write.statement)), None)) is not None:
+        held, edit = name, cloned_before(file, top, name)
     else:
         return None
     keeping = (one for one in uses if isinstance(one.ctx, ast.Load) and not keeps_nothing(file, one))
@@ -260,7 +298,7 @@ def returning(write: WriteSyntax, edits: Sequence[Edit]) -> tuple[Edit, ...]:
     if back is None or next(walk(scope, ast.Return), None) is not None:
         return ()
     text = edits[-1].replacement.partition(" = ")[2]
-    if back.span.line == edits[-1].span.end_line and text:
+    if back.span.line == edits[-1].span.end_line and text and not file.loops(write.statement):
         return (Edit(edits[-1].span, f"return {text.join(around)}"),)
     return (*edits, back) if isinstance(write.target, ast.Name) else ()
 

@@ -37,6 +37,7 @@ from noclobber.mend.holders.making import (
     is_tensors,
     module_called,
 )
+from noclobber.mend.order.passing import LEAVING
 from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure, Edit
 from noclobber.model.seen.clobber import Clobber
@@ -117,17 +118,26 @@ def reordered(scene: Scene) -> Iterator[Change]:
 
 
 def _below_loop(step: Place, read: Place) -> Iterator[Change]:
-    """The step below a loop over the losses of one forward: their gradients add up, as nothing zeroes them."""
+    """The step below a loop over the losses of one forward: their gradients add up, as nothing zeroes them, and what
+    the loop goes on with is no weight."""
     file, around = step.file, {*step.file.loops(read.row)}
     loop = next((one for one in file.loops(step.row) if one in around), None)
-    if loop is None or step.row not in loop.body or calls(loop, "zero_grad") or file.own_lines(step.row) is None:
+    if loop is None or step.row not in loop.body or loop.orelse or file.own_lines(step.row) is None:
         return
-    if not any(_does_more(one) for one in loop.body if one is not step.row):
-        text, (begin, stop) = with_comment(file, step.row), lines_of(file, step.row)
-        edits = [whole_lines(file, begin, stop), after(file, loop, text)]
-        if step.row is loop.body[-1]:  # it stays where it is, but for its indent
-            edits = [Edit(Span(file.path, begin, 1, *file.end_of_line(stop)), f"{file.indent(loop)}{text}")]
-        yield from change("step once, below the loop", edits, 4, way="gathered")
+    others = [one for one in loop.body if one is not step.row]
+    is_zeroed = any(not isinstance(one.ctx, ast.Load) for one in attributes(loop, "grad"))
+    if is_zeroed or calls(loop, "zero_grad") or attributes(loop, "param_groups"):
+        return
+    if next(walk(loop, *LEAVING, ast.Try), None) is not None or file.nearest(loop, ast.Try) is not None:
+        return
+    own = names_stored(loop) | {dotted(owner(one)) for one in calls(loop, "append")} | BUILTINS
+    if any(map(_does_more, others)) or any(names_read(one) - own for one in others[loop.body.index(step.row) :]):
+        return
+    text, (begin, stop) = with_comment(file, step.row), lines_of(file, step.row)
+    edits = [whole_lines(file, begin, stop), after(file, loop, text)]
+    if step.row is loop.body[-1]:  # it stays where it is, but for its indent
+        edits = [Edit(Span(file.path, begin, 1, *file.end_of_line(stop)), f"{file.indent(loop)}{text}")]
+    yield from change("step once, below the loop", edits, 4, way="gathered")
 
 
 def _calls_of_both(step: Place, read: Place) -> Iterator[tuple[ast.AST, ast.AST]]:
