@@ -2850,10 +2850,13 @@ class Shrink(torch.autograd.Function):
         (active,) = ctx.saved_tensors
         return grad * active.abs(), None
 
+def shrink(code, by):
+    return Shrink.apply(code, by)
+
 def run():
     code = x @ w
-    code = code + 0.5 * torch.sin(Shrink.apply(code, 1.0))
-    (code * torch.cos(Shrink.apply(code, 0.5))).sum().backward()
+    code = code + 0.5 * torch.sin(shrink(code, 1.0))
+    (code * torch.cos(shrink(code, 0.5))).sum().backward()
 """,
         lambda x, w: torch.autograd.grad(_shrunk_twice(x @ w), [x, w]),
     ),

@@ -170,8 +170,10 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     place, event = scene.place("save"), scene.finding.event
     if not isinstance(event, Clobber) or scene.code == "NC105" or place is None or _is_meant(scene):
         return None
-    if scene.steps() and (scene.reads_first() or any(one.is_renewed for one in event.carried)):
-        return None  # a backward runs again and again through one graph, or through the graphs of all turns before
+    step = scene.place("write")
+    has_closure = step is not None and isinstance(step.node, ast.Call) and bool(step.node.args)
+    if scene.steps() and (has_closure or any(one.is_renewed for one in event.carried)):
+        return None  # each backward would run through the graph that the closure found, or those of all turns before
     if _carries_on(scene, place.file):
         return None
     file, save = place.file, place.node

@@ -16,7 +16,7 @@ import ast
 from collections.abc import Iterator
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.holders.giving import given_for
+from noclobber.mend.holders.giving import asking, given_for
 from noclobber.mend.holders.holding import is_new, is_read_last, writes_through
 from noclobber.mend.holders.seen import hold_alone, holders_at, is_over
 from noclobber.mend.new_tensors.view_writes import is_written_alone, saves_nothing
@@ -190,15 +190,20 @@ def _is_given_for_last(file: File, shown: ast.Name) -> bool:
     scope = file.scope(shown)
     if shown.id not in parameters(scope):
         return True
-    given = given_for(file, shown.id, scope)
-    for one in given:
-        root, row = root_of(one), file.statement(one)
-        if not isinstance(root, ast.Name) or row is None or not is_over(file, root.id, row, one):
-            return False
-        bound = [file.statement(each) for each in uses(file.scope(one), root.id, ast.Store)]
-        if not bound or not all(isinstance(each, ast.Assign) and isinstance(each.value, ast.Call) for each in bound):
-            return False
-    return bool(given)
+    with asking(scope) as is_first:
+        given = given_for(file, shown.id, scope) if is_first else []
+        return bool(given) and all(is_new(file, one) or _is_got_and_over(file, one) for one in given)
+
+
+def _is_got_and_over(file: File, given: ast.expr) -> bool:
+    root, row = root_of(given), file.statement(given)
+    if not isinstance(root, ast.Name) or row is None or not is_over(file, root.id, row, given):
+        return False
+    scope = file.scope(given)
+    bound = [file.statement(each) for each in uses(scope, root.id, ast.Store)]
+    if not bound and root.id in parameters(scope):
+        return _is_given_for_last(file, root)
+    return bool(bound) and all(isinstance(one, ast.Assign) and isinstance(one.value, ast.Call) for one in bound)
 
 
 def packed_apart(scene: Scene) -> Iterator[Change]:

@@ -191,7 +191,7 @@ def _is_kept_by_ctx(file: File, name: str, write: ast.stmt) -> bool:
         return False
     kept = attributes(file.tree, held.attr)
     made = [one for one in kept if is_stored(file, one)]
-    is_new_there = [*made, held] == kept and all(is_new(file, value_given(file, one)) for one in made)
+    is_new_there = [*made, held] == kept and all(_is_made_for(file, value_given(file, one)) for one in made)
     given = [each for one in calls(file.tree, "backward") for each in one.args]
     given += [each for one in walk(file.tree, ast.ClassDef) for each in one.bases]
     read = [one for one in uses_in(scope, name) if isinstance(one.ctx, ast.Load)]
@@ -199,6 +199,16 @@ def _is_kept_by_ctx(file: File, name: str, write: ast.stmt) -> bool:
     if is_whole or not is_new_there or any(dotted(one) in ("ctx", around.name) for one in given):
         return False
     return all(keeps_nothing(file, one) for one in read)
+
+
+def _is_made_for(file: File, kept: ast.expr | None) -> bool:
+    """Return True for a new tensor, and for a variable of a `forward` that is bound to one and is else only read."""
+    if not isinstance(kept, ast.Name):
+        return is_new(file, kept)
+    row = only_binding(file, file.scope(kept), kept.id)
+    read = [one for one in uses_in(file.scope(kept), kept.id) if isinstance(one.ctx, ast.Load) and one is not kept]
+    is_only_read = all(keeps_nothing(file, one, returned=False) for one in read)
+    return row is not None and is_new(file, row.value) and is_only_read
 
 
 def _cloned(scene: Scene, write: WriteSyntax) -> Change | None:
