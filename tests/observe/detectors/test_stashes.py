@@ -1,5 +1,6 @@
 """Tensors kept on the ctx of a custom Function: a changed one that backward reads is heard, nothing else is."""
 
+import warnings
 from collections import namedtuple
 
 import pytest
@@ -343,3 +344,35 @@ def test_another_tensor_put_where_one_was(contents):
     heard, gradient = hear(program, contents)
     assert torch.equal(gradient, bare(program))
     assert heard.clobbers == []
+
+
+@pytest.mark.parametrize(
+    ("write", "is_state"),
+    [
+        (lambda state, gradient: state.add_(gradient.abs()), True),
+        (lambda state, gradient: state.mul_(0.9).add_(gradient), True),
+        (lambda state, gradient: state.mul_(gradient), False),
+    ],
+    ids=["count", "average", "table"],
+)
+def test_a_state_that_several_nodes_hold_is_meant_for_the_next_backward(write, is_state):
+    state = torch.full((3,), 0.5)
+
+    class Counting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.state = state
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            held = ctx.state
+            write(held, gradient)
+            return gradient * 2
+
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(), noclobber.watch() as watched:
+        warnings.simplefilter("ignore")
+        (Counting.apply(x) * 3 + Counting.apply(x) * 2).sum().backward()
+    assert [found.code for found in watched.findings] == ([] if is_state else ["NC204"])
+    assert x.grad.tolist() == [10.0] * 3

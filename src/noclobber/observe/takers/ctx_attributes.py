@@ -219,10 +219,21 @@ class CtxSaves:
         if len(before) == len(held):
             for stash, was in zip(held, before, strict=True):
                 if was != _state(stash):
-                    self._note_computed(ctx, stash, stash.writes[was[1] :])
-                    stash.version, stash.suspect = int(stash.alias._version), None
-                    stash.digest = None if stash.digest is None else fingerprint(stash.alias)
+                    writes = stash.writes[was[1] :]
+                    self._note_computed(ctx, stash, writes)
+                    for one in (stash, *self._beside(stash, writes, was[0])):
+                        one.version, one.suspect = int(one.alias._version), None
+                        one.digest = None if one.digest is None else fingerprint(one.alias)
         held[:] = [stash for stash in held if stash.tensor() is not None]
+
+    def _beside(self, stash: CtxSave, writes: list[tuple[Record, int]], version: int) -> list[CtxSave]:
+        """Return the stashes of other nodes that hold the same tensor as a backward found it, at this version, where it
+        wrote a state there: what it counts or averages is meant for their backwards, too."""
+        key = storages.storage_key(stash.alias)
+        if key is None or all(noted.written.op in _COMPUTING for noted, _ in writes):
+            return []
+        others = (one for one in self._context.live.at(key) if isinstance(one, CtxSave) and one is not stash)
+        return [one for one in others if one.identity == stash.identity and one.version == version]
 
     def _note_computed(self, ctx: Node, stash: CtxSave, writes: list[tuple[Record, int]]) -> None:
         """Report a backward that computes in the memory of what forward computed for it, and does so again when it runs
