@@ -1,8 +1,8 @@
 """Copy for the reader: let autograd keep a clone of an operand, or of what an operator gives.
 
 Sound wherever the syntax at the save is one operator, in a form whose operands are known, and none of these may be a
-number in another call (numbers.py). The values of the program stay as they are, and so does who shares memory with whom, but for the copy that autograd keeps, which
-nothing else holds. The gradient passes through the clone.
+number in another call (numbers.py). The values of the program stay as they are, and so does who shares memory with
+whom, but for the copy that autograd keeps, which nothing else holds. The gradient passes through the clone.
 
 - An operand: the field of the node says which it is. Writes to the memory of the operand no longer reach what is saved.
 - An argument of a function or a module of PyTorch, or of a Function of the file, that is the written tensor, by its
