@@ -288,20 +288,6 @@ def _waves(w):
 
 
 SOUND = {
-    "skips of a net that each level gates and takes once": """
-downs = nn.ModuleList(nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
-
-def run():
-    h, skips = x @ w, []
-    for down in downs:
-        skips.append(h)
-        h = torch.sin(down(h))
-    for level in reversed(range(len(downs))):
-        skip = skips[level]
-        skip *= torch.sigmoid(h)
-        h = torch.tanh(h + skip)
-    h.sum().backward()
-""",
     "a full backward pre-hook that takes its gradient apart and gives it back": """
 branch = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh())
 def damp(module, grad_output):
@@ -2784,20 +2770,6 @@ def _shrunk_twice(code):
 
 
 REFUSED = {
-    "a hook that tells the size of a gradient": (
-        """
-sizes = []
-def note(gradient):
-    sizes.append(gradient.abs_().mean().item())
-
-def run():
-    h = x @ w
-    y = torch.sin(h)
-    y.register_hook(note)
-    (h + y).cos().sum().backward()
-""",
-        lambda x, w: torch.autograd.grad((x @ w + torch.sin(x @ w)).cos().sum(), [x, w]),
-    ),
     "a backward that scans the gradient that it is given": (
         """
 class Scan(torch.autograd.Function):

@@ -16,11 +16,9 @@ from noclobber.syntax.names import (
     bound_by_loop,
     call_of,
     called,
-    called_by,
     definition,
     dotted,
     first_name,
-    is_own,
     is_read_again,
     is_stored,
     is_true,
@@ -29,12 +27,10 @@ from noclobber.syntax.names import (
     names_in,
     owner,
     parameters,
-    uses,
     uses_in,
-    value_given,
     values,
 )
-from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Placed, starts, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Placed, walk
 
 OPERATORS: dict[type[ast.operator], tuple[str, int, str]] = {
     ast.BitOr: ("|", 1, "bitwise_or"),
@@ -316,43 +312,11 @@ def loses_write(write: WriteSyntax) -> bool:
     if isinstance(made, ast.Attribute) and made.attr not in VIEWS:
         return True
     root = viewed_by(write)
-    if root is not None and is_read_again(file, dotted(root), found) and not is_taken_once(file, dotted(root), found):
+    if root is not None and is_read_again(file, dotted(root), found):
         return True
     if isinstance(made, (ast.Attribute, ast.Subscript)):
         return is_over or isinstance(root, ast.Attribute)
     return is_over and _is_handed_out(file, base.id, found)
-
-
-def is_taken_once(file: File, held: str, write: ast.stmt) -> bool:
-    """`skip = skips[level]` in `for level in reversed(range(n)):` above a write: whether a function takes each item out
-    of a list of its own once. It has filled that by `skips.append(h)`, each time with another `h`."""
-    scope, loop = file.scope(write), next(iter(file.loops(write)), None)
-    if not isinstance(loop, FOR) or len(list(file.loops(write))) > 1 or not is_own(scope, held):
-        return False
-    source = loop.iter.args[0] if called(loop.iter) == "reversed" and isinstance(loop.iter, ast.Call) else loop.iter
-    stored = uses(scope, held, ast.Store)
-    if called(source) != "range" or len(stored) != 1 or not isinstance(value_given(file, stored[0]), ast.List):
-        return False
-    for one in uses(scope, held, ast.Load):
-        above, call = file.above[one], called_by(file, file.above[one])
-        is_taken = (
-            isinstance(above, ast.Subscript) and dotted(above.slice) == dotted(loop.target) and loop in file.around(one)
-        )
-        if call is not None and called(call) == "append":
-            if not _is_another(file, call):
-                return False
-        elif called(above) != "len" and not (is_taken and starts(one) < starts(write)):
-            return False
-    return True
-
-
-def _is_another(file: File, call: ast.Call) -> bool:
-    """Return True if each turn of the loop around `append(h)`, or its function, binds `h` to what a call gives."""
-    given = call.args[0] if len(call.args) == 1 else None
-    if not isinstance(given, ast.Name):
-        return isinstance(given, (ast.BinOp, ast.Call))
-    bound = uses(next(iter(file.loops(call)), file.scope(call)), given.id, ast.Store)
-    return bool(bound) and all(isinstance(value_given(file, one), (ast.BinOp, ast.Call)) for one in bound)
 
 
 def is_read_on(write: WriteSyntax) -> bool:

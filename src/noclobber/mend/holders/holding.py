@@ -62,7 +62,7 @@ from noclobber.syntax.tree import (
     walk,
     within,
 )
-from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number, is_taken_once, tensors_given
+from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number, tensors_given
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -132,15 +132,14 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
         return False
     around, also = set(_blocks_with(file, write)), set[str]()
     for one in bound:
-        row, beside = file.nearest(one, ast.stmt), _bound_with(file, one)
-        if row is None or beside is None or not around <= set(_blocks_with(file, row)):
+        row, others = file.nearest(one, ast.stmt), _bound_with(file, one)
+        if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
-        also |= beside
+        also |= others
     rows = [(value_given(file, one), getattr(file.statement(one), "value", None)) for one in bound]
     taken = {name for value, whole in rows for name in _taken_over(file, value or _divided(whole))}
     given = [one for one in taken.intersection(parameters(file.scope(write))) if _binding(file, one, write) is None]
-    others = also.difference(names)
-    is_left = all(is_over(file, one, write, at or write) or is_taken_once(file, one, write) for one in others)
+    is_left = all(is_over(file, one, write, at or write) for one in also.difference(names))
     return is_left and all(is_given_alone(file, one, file.scope(write)) for one in given)
 
 

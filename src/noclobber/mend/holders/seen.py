@@ -15,7 +15,6 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.assigning import begins_anew
 from noclobber.syntax.names import binds, called_by, is_own, is_stored, names_in, uses, uses_in
 from noclobber.syntax.tree import COMPREHENSION, FOR, File, Loop, ends, place_of, starts, walk
-from noclobber.syntax.writes import is_taken_once
 
 Holders = Sequence[Holder]
 _LOOKING_AROUND = ("locals", "vars", "globals")
@@ -60,9 +59,7 @@ def is_spent(holder: Holder, holders: Holders) -> bool:
     row = place.statement if place is not None else None
     if place is None or row is None or owner_of(place.file.path) is not Owner.USER:
         return False
-    if not holder.name.isidentifier():
-        return is_taken_once(place.file, holder.name.partition("[")[0], row)
-    return is_over(place.file, holder.name, row, place.node)
+    return holder.name.isidentifier() and is_over(place.file, holder.name, row, place.node)
 
 
 def is_read_elsewhere(finding: Finding, file: File, write: ast.stmt) -> bool:

@@ -28,7 +28,6 @@ from noclobber.syntax.edits import after, append, cloned_before, replace
 from noclobber.syntax.names import (
     attributes,
     bindings,
-    call_of,
     called,
     called_by,
     calls,
@@ -79,8 +78,7 @@ def given_new(scene: Scene) -> Iterator[Change]:
                 is_sound = len(found) == 1 and _is_of_module(write) and scene.keeps_type(write.file)
                 yield from change(TITLE if is_back else _RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
                 continue
-            is_sound = _is_read_last_of_ctx(scene, write) or _is_only_told(scene, write)
-            yield from rebound(write, in_hook=True, is_sound=is_sound)
+            yield from rebound(write, in_hook=True, is_sound=_is_read_last_of_ctx(scene, write))
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
             if edit is not None and not is_in_vain(write, [edit]):
                 yield from change(f"write into a clone of `{write.name}`", [edit], 2)
@@ -126,21 +124,6 @@ def _is_read_last_of_ctx(scene: Scene, write: WriteSyntax) -> bool:
     is_read = all(file.statement(one) is row or keeps_nothing(file, one, returned=False) for one in held)
     is_whole = any(not isinstance(file.above[one], ast.Attribute) for one in uses_in(scope, "ctx"))
     return is_last and is_read and not is_whole and scene.lines_written(file) <= {*lines_in(row)}
-
-
-def _is_only_told(scene: Scene, write: WriteSyntax) -> bool:
-    """`norms.append(grad.abs_().mean().item())`: whether a hook that gives nothing back uses the value of its write,
-    and the gradient for nothing else."""
-    file, scope, row = write.file, write.file.scope(write.statement), write.statement
-    if (
-        not isinstance(scope, FUNCTION)
-        or write.call is None
-        or write.call is call_of(row)
-        or write.name not in parameters(scope)
-    ):
-        return False
-    is_alone = len(uses_in(scope, write.name)) == 1 and next(walk(scope, ast.Return), None) is None
-    return is_alone and scene.keeps_type(file) and _is_given_to(file, write.node, "register_hook")
 
 
 def _bound(scene: Scene, write: WriteSyntax) -> Change | None:
