@@ -288,6 +288,33 @@ def _waves(w):
 
 
 SOUND = {
+    "an operand of a function of one operand, in a table of functions with numbers": """
+def level(power):
+    return torch.log10(power)
+def cap(power, limit):
+    return power.clamp_(max=limit)
+BRANCHES = {"level": lambda p: 0.5 * level(p), "cap": lambda p: 2.0 * cap(p, 1.5)}
+
+def run():
+    clean = (x @ w).square() + 0.1
+    sum(one(clean) for one in BRANCHES.values()).sum().backward()
+""",
+    "weights of a dict, which an update by hand writes under `no_grad`": """
+class Net:
+    def __init__(self):
+        self.params = {"in": x, "out": w}
+    @torch.no_grad()
+    def step(self):
+        for p in self.params.values():
+            p -= 0.1 * p.grad
+net = Net()
+
+def run():
+    losses = [(net.params["in"] @ net.params["out"]).sum(), (net.params["in"] @ net.params["out"]).square().sum()]
+    for loss in losses:
+        loss.backward()
+        net.step()
+""",
     "a full backward pre-hook that takes its gradient apart and gives it back": """
 branch = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh())
 def damp(module, grad_output):
@@ -2769,7 +2796,98 @@ def _shrunk_twice(code):
     return (second * torch.cos(second)).sum()
 
 
+KEPT = {
+    "an attribute that is None": """
+class Net:
+    kept = None
+    def value(self):
+        if self.kept is None:
+            # made once
+            wide = w.sin()
+            self.kept = wide.exp()
+        return self.kept
+net = Net()
+value = net.value
+""",
+    "an attribute that is not there": """
+class Net:
+    def value(self):
+        if not hasattr(self, "kept"):
+            self.kept = w.sin().exp()
+        return self.kept
+net = Net()
+value = net.value
+""",
+    "an item by its name": """
+class Net:
+    def __init__(self):
+        self.kept = {}
+    def value(self, name="a"):
+        if name not in self.kept:
+            self.kept[name] = w.sin().exp()
+        return self.kept[name]
+net = Net()
+value = net.value
+""",
+    "an attribute that is returned where it is there": """
+class Net:
+    def __init__(self):
+        self.kept = None
+    def value(self):
+        if self.kept is not None:
+            return self.kept
+        self.kept = w.sin().exp()
+        return self.kept
+net = Net()
+value = net.value
+""",
+    "a cached property": """
+from functools import cached_property
+class Net:
+    @cached_property
+    def kept(self):
+        return w.sin().exp()
+net = Net()
+def value():
+    return net.kept
+""",
+    "a variable of the file": """
+kept = None
+def value():
+    global kept
+    if kept is None:
+        kept = w.sin().exp()
+    return kept
+""",
+}
+KEPT_RUN = """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        (x @ value()).square().sum().backward(retain_graph=True)
+        opt.step()
+"""
+
+
+def _trained_anew(x, w):
+    x, w = (one.detach().clone().requires_grad_() for one in (x, w))
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        (x @ w.sin().exp()).square().sum().backward()
+        opt.step()
+    return [x.grad, w.grad]
+
+
 REFUSED = {
+    **{
+        f"a value that is kept from the first forward on: {how}": (
+            f"{text}{KEPT_RUN}",
+            lambda x, w: _trained_anew(x, w),
+        )
+        for how, text in KEPT.items()
+    },
     "a backward that scans the gradient that it is given": (
         """
 class Scan(torch.autograd.Function):
@@ -6925,6 +7043,19 @@ def run():
 """,
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""
+WORDS |= {
+    f"a value that is kept from the first forward on, and {why}": f"{text}{KEPT_RUN}"
+    for why, text in {
+        "that something empties": KEPT["an attribute that is None"] + "def reset():\n    net.kept = None\n",
+        "that draws": KEPT["an attribute that is not there"].replace("w.sin()", "F.dropout(w.sin())"),
+        "that is of the first call's argument": KEPT["a variable of the file"]
+        .replace("value()", "value(by=1.0)")
+        .replace("w.sin()", "(w.sin() * by)"),
+        "that may be a constant, as each turn computes it anew as well": KEPT["an attribute that is None"].replace(
+            "return self.kept", "return self.kept - w"
+        ),
+    }.items()
+}
 WORDS["a leaf that a caller reads after a Function which may not write it"] = """
 class Double(torch.autograd.Function):
     @staticmethod

@@ -39,6 +39,7 @@ from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import views
 from noclobber.mend.order.earlier_backwards import backward_first
 from noclobber.mend.order.forwards_in_loops import moved_in
+from noclobber.mend.order.kept_values import not_kept
 from noclobber.mend.order.later_writes import put_off
 from noclobber.mend.order.steps import reordered, summed
 from noclobber.mend.scene import Scene
@@ -54,6 +55,7 @@ CURES: tuple[Mend, ...] = (
     given_new,
     marked_dirty,
     moved_in,
+    not_kept,
     summed,
     detached,
     reordered,

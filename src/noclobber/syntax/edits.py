@@ -117,8 +117,8 @@ def with_comment(file: File, row: ast.stmt) -> str:
     return file.source(row) + (rest if rest.strip().startswith("#") else "")
 
 
-def unwrapped(file: File, block: ast.With | ast.AsyncWith) -> tuple[Edit, ...]:
-    """Edits that take a `with` off its statements; empty where that cannot be done."""
+def unwrapped(file: File, block: ast.With | ast.AsyncWith | ast.If) -> tuple[Edit, ...]:
+    """Edits that take a `with` or an `if` off its statements; empty where that cannot be done."""
     outer, inner, first = file.indent(block), file.indent(block.body[0]), lines_of(file, block.body[0])[0]
     if outer is None or inner is None or first <= block.lineno or any(map(has_text_of_lines, block.body)):
         return ()

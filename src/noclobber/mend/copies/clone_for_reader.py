@@ -172,8 +172,8 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         return None
     step = scene.place("write")
     has_closure = step is not None and isinstance(step.node, ast.Call) and bool(step.node.args)
-    if scene.steps() and (has_closure or any(one.is_renewed for one in event.carried)):
-        return None  # each backward would run through the graph that the closure found, or those of all turns before
+    if scene.steps() and (has_closure or any(one.is_renewed or one.kind != "name" for one in event.carried)):
+        return None  # each backward would run through the graph that the closure found, or that of earlier turns
     if _carries_on(scene, place.file):
         return None
     file, save = place.file, place.node
@@ -191,7 +191,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     splits = [one for one in map(partial(_split_of, file), kept) if one is not None]
     if splits and None not in operands:
         return _of_a_clone(file, splits[0])
-    if any(may_be_number(file, one) for one in kept):
+    if any(may_be_number(file, one) for one in kept if not _is_only_given(file, save, one)):
         return None  # in another call
     if kept:
         texts = dict.fromkeys(file.source(one) for one in kept)
@@ -203,6 +203,13 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
         title = "write into a clone of the result, and let autograd keep the original"
         return Change(title, (append(file, save, ".clone()"),), 2, Cure.CLONE_FIRST, is_sound=True)
     return None
+
+
+def _is_only_given(file: File, save: ast.expr, operand: ast.expr) -> bool:
+    """Whether a call of PyTorch is given one operand alone, which is then no number: `torch.log(x)`, `x.log()`."""
+    if not isinstance(save, ast.Call) or save.args != [operand]:
+        return operand is owner(save)
+    return last_name(owner(save)) in NAMESPACES or module_called(file, save) is not None
 
 
 def _of_factor(scene: Scene, file: File, save: ast.AugAssign) -> Change | None:

@@ -101,7 +101,9 @@ def _is_of_own_list(scene: Scene, write: WriteSyntax, *, in_graph: bool) -> bool
     is_copy = isinstance(row, ast.Assign) or called(write.call) == "copy_"  # which may give what another name holds
     if not in_graph and (is_copy or scene.lines_written(file) != {row.lineno} or not scene.keeps_type(file)):
         return False
-    if isinstance(whole, ast.Attribute):
+    if "." in name:
+        if not isinstance(whole, ast.Attribute):
+            return False
         held = ast.Subscript(whole, ast.Constant(0))
         return not in_graph and _is_list(file, whole) and not may_be_kept(file, held, row)
     made = [file.above[one] for one in uses(scope, name, ast.Store, ast.Del)]

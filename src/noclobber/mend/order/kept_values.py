@@ -1,0 +1,152 @@
+"""What is computed from weights once and kept, computed anew at each use.
+
+An `if` that fills an attribute, an item or a variable where it is empty loses its test; one that returns what is there
+goes; a `cached_property` becomes a `property`. Each forward then reads the current weights.
+
+Sound where the backward was seen to reach the older graph by such places alone, and nothing empties them but where they
+begin: else the step may only have missed that. What is computed draws no random numbers, and is made of nothing that a
+call gives, but for the key that it is kept by.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from noclobber.mend.change import Change, change
+from noclobber.mend.scene import Scene, run_by
+from noclobber.model.reports.finding import Edit
+from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.operators import DRAWING
+from noclobber.model.units import listed
+from noclobber.syntax.edits import replace, unwrapped, whole_lines
+from noclobber.syntax.names import (
+    is_stored,
+    last_name,
+    mentions,
+    names_in,
+    names_used,
+    parameters,
+    targets,
+    unindexed,
+)
+from noclobber.syntax.tree import File, first_line, functions, last_line, walk
+
+
+class Kept(NamedTuple):
+    """A place that is filled once: the statements that compute its value, the names by which it is asked for, and the
+    edits by which it is filled at each use."""
+
+    file: File
+    name: str
+    rows: list[ast.stmt]
+    asked: set[str]
+    edits: tuple[Edit | None, ...]
+
+
+def not_kept(scene: Scene) -> Iterator[Change]:
+    """The places that carry an older graph to a backward, filled at each use."""
+    event = scene.finding.event
+    if not isinstance(event, (Clobber, Refusal)) or not event.carried or not (scene.is_freed or scene.reads_first()):
+        return
+    found = {one.name: _kept(scene, one.name) or _kept(scene, one.variable) for one in event.carried}
+    kept = [one for one in found.values() if one is not None]
+    if len(kept) < len(found):
+        return
+    is_sound = event.are_all_carried and not event.is_run_anew and all(_is_computed(scene, one) for one in kept)
+    edits = dict.fromkeys(edit for one in kept for edit in one.edits)
+    title = f"compute {listed([f'`{one}`' for one in found])} anew at each use"
+    yield from change(title, edits, 1, is_sound=is_sound, way="anew")
+
+
+def _kept(scene: Scene, state: str) -> Kept | None:
+    """How the place of a state is filled once; None where that is not known, or more than one `if` fills it."""
+    name = re.split(r"\W", state.partition("[")[0])[-1]
+    found = [(file, one) for file in scene.files() for one in _filling(file, name)]
+    if len(found) != 1:
+        return None
+    ((_, one),) = found
+    used = [(each, use) for each in scene.files() for use in mentions(each, name)]
+    others = [each.nearest(use, ast.stmt) for each, use in used if _is_filled(each, use)]
+    return one if all(row in one.rows or _empties(row) for row in others) else None
+
+
+def _is_filled(file: File, use: ast.expr) -> bool:
+    """Whether `self.kept`, or an item of it, is bound there, or a method is called that may change what it has."""
+    above = file.above[use]
+    while isinstance(above, ast.Subscript) and use is above.value:
+        use, above = above, file.above[above]
+    is_changed = isinstance(above, ast.Attribute) and above.attr in ("setdefault", "update", "pop", "clear")
+    return is_stored(file, use) or is_changed
+
+
+def _empties(row: ast.AST | None) -> bool:
+    """`self.kept = None`, `self.kept = {}`, `kept: Tensor | None = None`."""
+    value = row.value if isinstance(row, (ast.Assign, ast.AnnAssign)) else None
+    is_none = isinstance(value, ast.Constant) and value.value is None
+    return is_none or (isinstance(value, ast.Dict) and not value.keys) or isinstance(row, ast.AnnAssign)
+
+
+def _filling(file: File, name: str) -> Iterator[Kept]:
+    """What fills a place of some name where it is empty."""
+    for one in walk(file.tree, ast.If):
+        is_empty = _asks(one.test, name) if not one.orelse else None
+        if is_empty and _fills(one.body, name):
+            yield Kept(file, name, one.body, names_in(one.test), unwrapped(file, one) or (None,))
+        rows, given = file.block(one), one.body[0]
+        below = rows[rows.index(one) + 1 :]
+        returns = len(one.body) == 1 and isinstance(given, ast.Return) and _is_place(given.value, name)
+        if is_empty is False and returns and _fills(below, name):
+            yield Kept(file, name, below, names_in(one.test), (whole_lines(file, first_line(one), last_line(one)),))
+    for function in functions(file.tree):
+        cached = [one for one in function.decorator_list if last_name(one) == "cached_property"]
+        if function.name == name and cached:
+            yield Kept(file, name, function.body, set(), (replace(file, cached[0], "property"),))
+
+
+def _fills(rows: list[ast.stmt], name: str) -> bool:
+    is_plain = all(isinstance(one, (ast.Assign, ast.Return)) for one in rows)
+    return is_plain and any(_is_place(each, name) for one in rows for each in targets(one))
+
+
+def _is_place(node: ast.expr | None, name: str) -> bool:
+    return node is not None and last_name(unindexed(node)) == name
+
+
+def _asks(test: ast.expr, name: str) -> bool | None:
+    """Return True for `self.kept is None`, `key not in kept` and `not hasattr(self, "kept")`, False for the opposite,
+    None for any other test."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            asked = _asks(inner, name)
+            return None if asked is None else not asked
+        case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]):
+            return isinstance(op, ast.Is) if _is_place(left, name) else None
+        case ast.Compare(ops=[ast.In() | ast.NotIn() as op], comparators=[held]):
+            return isinstance(op, ast.NotIn) if _is_place(held, name) else None
+        case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=value)]) if value == name:
+            return False
+    return None
+
+
+def _is_computed(scene: Scene, kept: Kept) -> bool:
+    """Return True if a place may be filled at each use, as the head of this file says."""
+    file, scope = kept.file, kept.file.scope(kept.rows[0])
+    others = [
+        use
+        for use in mentions(file, kept.name)
+        if _is_filled(file, use) and file.nearest(use, ast.stmt) not in kept.rows
+    ]
+    begins = (getattr(file.scope(one), "name", "__init__") for one in others)
+    ran = [*kept.rows, *(one for row in kept.rows for one in run_by(scene, row))]
+    words = {name.lower() for one in ran for name in names_used(one)}
+    given = {*parameters(scope)} - {"self"} - kept.asked
+    return (
+        all(one == "__init__" for one in begins)
+        and not any(names_in(one) & given for one in kept.rows)
+        and not any(one in DRAWING or "drop" in one for one in words)
+        and not any(isinstance(one, ast.AugAssign) for row in ran for one in walk(row, ast.stmt))
+    )
