@@ -288,6 +288,22 @@ def _waves(w):
 
 
 SOUND = {
+    "data whose numpy view a function shuffles, which a module of a factory has read": """
+def network():
+    return nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Mish())
+net = network()
+net.requires_grad_(True)
+def turned(table):
+    table[:] = table[::-1].copy()
+
+def run():
+    data = x.detach().clone()
+    out = net(data)
+    turned(data.numpy())
+    out.sum().backward()
+    x.grad, w.grad = None, net[0].weight.grad.clone()
+    net.zero_grad()
+""",
     "an operand of a function of one operand, in a table of functions with numbers": """
 def level(power):
     return torch.log10(power)
@@ -2880,7 +2896,105 @@ def _trained_anew(x, w):
     return [x.grad, w.grad]
 
 
+def _by_closure(x, w):
+    x, w = (one.detach().clone().requires_grad_() for one in (x, w))
+    opt = torch.optim.LBFGS([x, w], lr=0.1, max_iter=3)
+
+    def closure():
+        opt.zero_grad()
+        loss = (x @ w.sin().exp()).square().sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    return [x.grad, w.grad]
+
+
+SOUND |= {
+    f"a loss that is computed before a loop of steps, and {why}": text
+    for why, text in {
+        "draws numbers": """
+def cost():
+    return (x @ w.sin() + torch.randn(3, 4)).square().sum()
+def run():
+    opt, loss = torch.optim.SGD([x, w], lr=0.1), cost()
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+        "is read by another loop": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    loss = (x @ w.sin()).square().sum()
+    while loss.item() > 1e3:
+        loss = loss * 0.5
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+        "belongs to optimizers that step in turn": """
+def run():
+    loss = (x @ w.sin()).square().sum()
+    for opt in (torch.optim.SGD([x], lr=0.1), torch.optim.SGD([w], lr=0.1)):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+        "is one of those that the loop makes": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    fixed = (x @ w.sin()).square().sum()
+    for _ in range(3):
+        opt.zero_grad()
+        (fixed - (x @ w).sum()).backward(retain_graph=True)
+        opt.step()
+""",
+    }.items()
+}
 REFUSED = {
+    **{
+        f"a loss that is computed before {where}": (text, lambda x, w: _trained_anew(x, w))
+        for where, text in {
+            "a loop of steps": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    loss = (x @ w.sin().exp()).square().sum()
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+            "a loop of steps, whose graph is freed": """
+def cost(by):
+    return (x @ w.sin().exp()).square().sum() * by
+
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    loss = cost(1.0)
+    seen = []
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward()
+        seen.append(loss.item())
+        opt.step()
+""",
+        }.items()
+    },
+    "a loss that is computed before the closure of an optimizer": (
+        """
+def run():
+    opt = torch.optim.LBFGS([x, w], lr=0.1, max_iter=3)
+    loss = (x @ w.sin().exp()).square().sum()
+    def closure():
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        return loss
+    opt.step(closure)
+""",
+        lambda x, w: _by_closure(x, w),
+    ),
     **{
         f"a value that is kept from the first forward on: {how}": (
             f"{text}{KEPT_RUN}",

@@ -523,7 +523,7 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
     # What a module holds is written in the call of the module: no argument of that call is it.
     told = (one for one in scene.writes() if scene.kind == "tensor" or one.form is not Form.CALL)
     names = {one.name for one in told if one.name and _is_known_at(one, file, save)}
-    names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."}
+    names |= {f"self.{scene.name.rpartition('.')[2]}"} - {"self."} | _handed_over(scene, file, save)
     parts = _parts(save.args) + [one.value for one in save.keywords]
     found = [one for one in parts if dotted(base_of(one)) in names] or _bound_to(file, parts, names)
     first = save.args[0] if save.args else None
@@ -535,6 +535,17 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
         return [one for one in some if not is_new(file, one)] if is_whole else []
     made_of = [definition(file, base_of(one), save) for one in parts if one not in found]
     return [] if any(dotted(base_of(one)) in names for one in made_of if one is not None) else found
+
+
+def _handed_over(scene: Scene, file: File, save: ast.AST) -> set[str]:
+    """`x` of `x.numpy()`, by which foreign code came by the memory, in the function of a save that binds it once."""
+    sites = [one.handed.site for one in scene.finding.writes if one.handed is not None and one.handed.site is not None]
+    places, scope = [scene.at(one.span()) for one in sites], file.scope(save)
+    given = [
+        owner(one.node) for one in places if one is not None and one.file is file and file.scope(one.node) is scope
+    ]
+    names = {one.id for one in given if isinstance(one, ast.Name)}
+    return {one for one in names if len(uses(scope, one, ast.Store)) + (one in parameters(scope)) == 1}
 
 
 def _bound_to(file: File, parts: list[ast.expr], names: set[str]) -> list[ast.expr]:

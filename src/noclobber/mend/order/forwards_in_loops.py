@@ -3,6 +3,9 @@ closure that an optimizer calls again and again is a loop as well.
 
 Each turn then computes its loss with the current weights. This is what is meant only if the loss gets its gradient from
 these lines alone: where the loop runs the same model, the value from before the loop may be meant as a constant.
+
+Sound where nothing but the closure or the loop needs what the lines compute; each turn of the loop calls `backward` on
+a loss of theirs, once, and steps. With what they call in the program's files they draw no numbers, and keep nothing.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ from noclobber.syntax.tree import (
     Place,
     Turns,
     first_line,
+    functions,
     has_text_of_lines,
     last_line,
     lines_in,
@@ -97,11 +101,14 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     cost = 0 if stepped or is_same or isinstance(loop, FUNCTION) else 2
     if isinstance(inner, FOR) and not stepped.isdisjoint(names_in(inner.target)):
         cost = 5  # each turn steps an optimizer of its own: the losses may all be of the weights before
+    is_turn = isinstance(inner, FUNCTION) or (loop is inner and is_same and steps_alike(inner, file.block(read.row)))
+    is_sound = moves and cost == 0 and not runs_models and is_turn and _keeps_nothing(scene, rows)
     where = "closure" if isinstance(inner, FUNCTION) else "loop"
     title = f"run the forward inside the {where}" if moves else f"run the forward again in the {where}"
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
     for kept in [retained, *[[]] * bool(retained)] if edits else []:
-        yield from change(title, [*edits, *kept], cost + (not moves), way="anew")
+        is_first = len(kept) == len(retained)
+        yield from change(title, [*edits, *kept], cost + (not moves), is_sound=is_sound and is_first, way="anew")
 
 
 def last_read(scene: Scene) -> tuple[Place | None, Turns | None]:
@@ -221,6 +228,20 @@ def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign])
         return False
     runs = isinstance(loop, FOR) and called(loop.iter) == "range" and loop is inner
     return runs or not any(is_read_below(file, name, loop) for name in bound)
+
+
+def _keeps_nothing(scene: Scene, rows: Sequence[ast.Assign]) -> bool:
+    """Return True if some rows, with what they run, draw no numbers and take no next item, and neither what they run
+    nor a `forward` sets an attribute or an item."""
+    ran = [each for row in rows for each in run_by(scene, row)]
+    made = {called(one) for each in (*rows, *ran) for one in walk(each, ast.Call)}
+    forwards = [one for file in scene.files() for one in functions(file.tree) if one.name == "forward"]
+    stored = (one for each in (*ran, *forwards) for one in walk(each, ast.Attribute, ast.Subscript))
+    return not made & (DRAWING | _TAKING) and not any(isinstance(one.ctx, ast.Store) for one in stored)
+
+
+_TAKING = frozenset("append choice next normal normal_ pop popleft sample rsample shuffle uniform uniform_".split())  # noqa: SIM905
+"""Other functions whose next call gives something else, or that keep what they are given."""
 
 
 def _makes_object(file: File, call: ast.Call) -> bool:
