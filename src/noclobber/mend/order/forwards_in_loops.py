@@ -237,7 +237,9 @@ def _keeps_nothing(scene: Scene, rows: Sequence[ast.Assign]) -> bool:
     made = {called(one) for each in (*rows, *ran) for one in walk(each, ast.Call)}
     forwards = [one for file in scene.files() for one in functions(file.tree) if one.name == "forward"]
     stored = (one for each in (*ran, *forwards) for one in walk(each, ast.Attribute, ast.Subscript))
-    return not made & (DRAWING | _TAKING) and not any(isinstance(one.ctx, ast.Store) for one in stored)
+    return not made & (DRAWING | _TAKING) and not any(
+        isinstance(getattr(one, "ctx", None), ast.Store) for one in stored
+    )
 
 
 _TAKING = frozenset("append choice next normal normal_ pop popleft sample rsample shuffle uniform uniform_".split())  # noqa: SIM905
