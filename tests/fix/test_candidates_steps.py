@@ -51,6 +51,28 @@ def test_no_step_moves_past_what_goes_by_the_weights(between: str) -> None:
     assert all(one.index("d_opt.step()") < one.index(between.split("\n")[0]) for one in found)
 
 
+@pytest.mark.parametrize(
+    ("stepped", "called", "later"),
+    [
+        ("opt", "descend(losses[name], opts[name])", "for name in nets:\nopts[name].step()"),
+        ("opt", "descend(losses[name], opts['a'])", None),  # each turn steps the same
+        ("self.opt", "nets[name].descend(losses[name], name)", None),  # by no plain name
+    ],
+)
+def test_a_function_that_steps_is_left_by_a_step_in_a_second_loop(stepped: str, called: str, later: str | None) -> None:
+    source = f"""
+def descend(loss, opt):
+    grads = torch.autograd.grad(loss, opt.own, retain_graph=True)
+    {stepped}.step()
+    return grads
+def run(nets, losses, opts):
+    for name in nets:
+        {called}
+"""
+    found = changes("NC103", source, write=f"{stepped}.step()", read="torch.autograd.grad", op="SGD.step")
+    assert [one for one in found if "for name in nets" in one] == ([later] if later else [])
+
+
 def test_a_step_moves_past_what_only_tells() -> None:
     told = "print(d_loss.item(), f'{float(g_loss):.3f}')\n        torch.nn.utils.clip_grad_norm_(gen.parameters(), 1.0)"
     source = GAN.replace("    g_opt.zero_grad()", f"    {told}\n        g_opt.zero_grad()")

@@ -77,6 +77,7 @@ from noclobber.syntax.names import (
     optimizer_of,
     owner,
     parameters,
+    unindexed,
     uses,
     uses_in,
     value_given,
@@ -293,6 +294,8 @@ def _loop_split(step: Place, read: Place) -> Iterator[Change]:
     """`for a in agents: zero, backward, step` as separate loops, where each turn has its own optimizer."""
     file, name = step.file, optimizer_of(step.row)
     loop = file.nearest(step.row, *FOR)
+    if loop is None:
+        yield from _split_where_called(step)
     if not isinstance(loop, FOR) or file.indent(loop) is None:
         return
     rows, inner = loop.body, file.indent(loop.body[0])
@@ -325,6 +328,20 @@ def _loop_split(step: Place, read: Place) -> Iterator[Change]:
         inputs = with_argument(file, call, f"inputs={_of_groups(name)}")
         title = f"step in a second loop, and compute gradients in the first only for the parameters of `{name}`"
         yield from change(title, [inputs, *later], 4)
+
+
+def _split_where_called(step: Place) -> Iterator[Change]:
+    """`for agent in agents: agent.update(loss)`, whose function goes backward and steps, as two loops."""
+    file, function = step.file, step.file.scope(step.row)
+    for call in calls(file.tree, getattr(function, "name", "")) if isinstance(function, FUNCTION) else ():
+        loop, text = next(iter(file.loops(call)), None), _in_caller(file, step, call, with_comment(file, step.row))
+        if not isinstance(loop, FOR) or not names_in(loop.target) & set(re.split(r"\W+", text)):
+            continue  # each turn steps the same optimizer
+        if file.indent(loop) is not None and file.own_lines(step.row) is not None:
+            header = f"for {file.source(loop.target)} in {file.source(loop.iter)}:"
+            gone = whole_lines(file, *lines_of(file, step.row))
+            later = after(file, loop, header, f"    {text}")
+            yield from change("step in a second loop, after every backward", [gone, later], 3)
 
 
 def _keeps(file: File, row: ast.stmt, names: set[str]) -> bool:
@@ -561,7 +578,8 @@ def _in_caller(file: File, step: Place, stands: ast.AST, text: str) -> str:
     named = keyword(call, root)
     at = own.index(root) - (of is not None and own[:1] == ["self"])
     given = named.value if named is not None else call.args[at] if at < len(call.args) else None
-    return f"{dotted(given)}{text.removeprefix(root)}" if dotted(given) and text.startswith(root) else ""
+    is_plain = given is not None and bool(dotted(unindexed(given))) and text.startswith(root)
+    return f"{file.source(given)}{text.removeprefix(root)}" if given is not None and is_plain else ""
 
 
 def summed(scene: Scene) -> Iterator[Change]:
