@@ -155,7 +155,8 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         return found
     if backward.optimizers is None:
         backward.optimizers = optimizers(sys._getframe(1))
-    found = replace(found, read=replace(read, calls=calls_to(backward.frame)), optimizers=backward.optimizers)
+        backward.calls = calls_to(backward.frame)
+    found = replace(found, read=replace(read, calls=backward.calls), optimizers=backward.optimizers)
     return _with_carried(found, key, node, backward, memory)
 
 
