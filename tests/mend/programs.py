@@ -2867,6 +2867,18 @@ net = Net()
 def value():
     return net.kept
 """,
+    "an attribute that `__init__` computes": """
+class Net:
+    def __init__(self):
+        self.weight = w
+        self.kept = self.weight.sin().exp()
+        self.other = 1.0
+nets = []
+def value():
+    if not nets:
+        nets.append(Net())
+    return nets[0].kept
+""",
     "a variable of the file": """
 kept = None
 def value():

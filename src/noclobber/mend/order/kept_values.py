@@ -1,7 +1,8 @@
 """What is computed from weights once and kept, computed anew at each use.
 
 An `if` that fills an attribute, an item or a variable where it is empty loses its test; one that returns what is there
-goes; a `cached_property` becomes a `property`. Each forward then reads the current weights.
+goes; a `cached_property` becomes a `property`, and so does what `__init__` computes of other attributes. Each forward
+then reads the current weights.
 
 Sound where the backward was seen to reach the older graph by such places alone, and nothing empties them but where they
 begin: else the step may only have missed that. What is computed draws no random numbers, and is made of nothing that a
@@ -22,18 +23,21 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.operators import DRAWING
 from noclobber.model.units import listed
-from noclobber.syntax.edits import replace, unwrapped, whole_lines
+from noclobber.syntax.edits import insert, remove, replace, unwrapped, whole_lines
 from noclobber.syntax.names import (
+    attributes_set,
     is_stored,
     last_name,
     mentions,
     names_in,
     names_used,
+    only_target,
+    own_names,
     parameters,
     targets,
     unindexed,
 )
-from noclobber.syntax.tree import File, first_line, functions, last_line, walk
+from noclobber.syntax.tree import FUNCTION, File, Function, first_line, functions, last_line, walk
 
 
 class Kept(NamedTuple):
@@ -64,7 +68,7 @@ def not_kept(scene: Scene) -> Iterator[Change]:
 
 def _kept(scene: Scene, state: str) -> Kept | None:
     """How the place of a state is filled once; None where that is not known, or more than one `if` fills it."""
-    name = re.split(r"\W", state.partition("[")[0])[-1]
+    name = re.sub(r"(\[[^]]*\])+$", "", state).rpartition(".")[2]
     found = [(file, one) for file in scene.files() for one in _filling(file, name)]
     if len(found) != 1:
         return None
@@ -93,7 +97,8 @@ def _empties(row: ast.AST | None) -> bool:
 def _filling(file: File, name: str) -> Iterator[Kept]:
     """What fills a place of some name where it is empty."""
     for one in walk(file.tree, ast.If):
-        is_empty = _asks(one.test, name) if not one.orelse else None
+        is_plain = not one.orelse and not file.source(one).startswith("elif")
+        is_empty = _asks(one.test, name) if is_plain else None
         if is_empty and _fills(one.body, name):
             yield Kept(file, name, one.body, names_in(one.test), unwrapped(file, one) or (None,))
         rows, given = file.block(one), one.body[0]
@@ -105,6 +110,20 @@ def _filling(file: File, name: str) -> Iterator[Kept]:
         cached = [one for one in function.decorator_list if last_name(one) == "cached_property"]
         if function.name == name and cached:
             yield Kept(file, name, function.body, set(), (replace(file, cached[0], "property"),))
+    for held in attributes_set(file, name):
+        row, begin = file.statement(held), file.scope(held)
+        if not isinstance(row, ast.Assign) or only_target(row) is not held or _empties(row):
+            continue
+        is_begun = isinstance(begin, FUNCTION) and begin.name == "__init__" and row in begin.body
+        if isinstance(begin, FUNCTION) and is_begun and not names_in(row.value) & own_names(begin) - {"self"}:
+            yield Kept(file, name, [row], set(), _as_property(file, begin, row, name))
+
+
+def _as_property(file: File, begin: Function, row: ast.Assign, name: str) -> tuple[Edit | None, ...]:
+    blanks = file.indent(begin)
+    lines = ("", "", f"{blanks}@property", f"{blanks}def {name}(self):", f"{blanks}    return {file.source(row.value)}")
+    below = insert(file, *file.end_of_line(last_line(begin)), "\n".join(lines))
+    return remove(file, row), below if file.own_lines(row) is not None else None
 
 
 def _fills(rows: list[ast.stmt], name: str) -> bool:
