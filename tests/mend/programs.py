@@ -2978,6 +2978,16 @@ def run():
         loss.backward(retain_graph=True)
         opt.step()
 """,
+            "a loop of steps by hand, whose graph is freed": """
+def run():
+    loss = (x @ w.sin().exp()).square().sum()
+    for _ in range(3):
+        x.grad = w.grad = None
+        loss.backward()
+        with torch.no_grad():
+            x.sub_(0.1 * x.grad)
+            w.sub_(0.1 * w.grad)
+""",
             "a loop of steps, whose graph is freed": """
 def cost(by):
     return (x @ w.sin().exp()).square().sum() * by

@@ -192,6 +192,8 @@ def test_a_graph_from_before_the_loop_is_built_again_in_it(
 ) -> None:
     stepped = looped(LOOP.format(before=before, inside=inside, after="opt.step()"), built, repeated=repeated)
     kept = looped(LOOP.format(before=before, inside=inside, after="print(loss)"), built, repeated=repeated)
+    by_hand = looped(LOOP.format(before=before, inside=inside, after="w.sub_(w.grad)"), built, repeated=repeated)
+    assert helped(by_hand) == helped(stepped)
     assert stepped.message == kept.message == ONCE
     assert stepped.suggestions[0].message == "run the forward inside the loop, so that each backward has its own graph"
     assert "`retain_graph=True` does not help here" in stepped.notes[0]

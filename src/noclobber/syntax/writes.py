@@ -19,6 +19,7 @@ from noclobber.syntax.names import (
     definition,
     dotted,
     first_name,
+    is_of_gradients,
     is_read_again,
     is_stored,
     is_true,
@@ -183,6 +184,30 @@ def tensors_given(call: ast.Call) -> list[ast.expr]:
     `torch.unbind(x, 1)`."""
     held = owner(call)
     return values(call) if held is None or is_namespace(held) else [held, *values(call)]
+
+
+def values_written(row: ast.stmt) -> list[ast.expr]:
+    """The values that an in-place statement writes; none if it is no in-place write."""
+    if isinstance(row, ast.AugAssign):
+        return [row.value]
+    call = call_of(row)
+    if call is None or called(call) not in _METHODS:
+        return []
+    return [*call.args, *(one.value for one in call.keywords if one.arg != "alpha")]
+
+
+OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
+"""Methods that clip weights or set them: what they are given is numbers."""
+_METHODS = (
+    *OF_NUMBERS, "add_", "sub_", "mul_", "div_", "addcdiv_", "addcmul_", "fill_", "zero_", "lerp_", "copy_",
+)  # fmt: skip
+"""Methods that may be an update."""
+
+
+def descends(file: File, row: ast.stmt) -> bool:
+    """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
+    given = values_written(row)
+    return bool(given) and all(is_of_gradients(file, one) for one in given)
 
 
 def is_of_loss(file: File, call: ast.Call) -> bool:

@@ -104,7 +104,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
         return
     if any(_is_kept_term(file, read.row, name) for one in carried for name in (one.name, one.variable) if name):
         return
-    is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(around, rows)
+    is_known = event.are_all_carried and all(lines) and all(renewed) and steps_alike(file, around, rows)
     roots = [re.split(r"\W", line)[0] for line in lines]  # by another name it may be another object
     is_known &= all(
         root in (re.split(r"\W", one.name)[0], one.variable) for root, one in zip(roots, carried, strict=True)

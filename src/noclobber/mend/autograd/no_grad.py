@@ -84,15 +84,18 @@ from noclobber.syntax.tree import (
     starts,
     walk,
 )
-from noclobber.syntax.writes import WriteSyntax, is_namespace, is_number, write_in, writes
+from noclobber.syntax.writes import (
+    OF_NUMBERS,
+    WriteSyntax,
+    descends,
+    is_namespace,
+    is_number,
+    values_written,
+    write_in,
+    writes,
+)
 
 _TITLE = "write inside `with torch.no_grad():`"
-_OF_NUMBERS = ("clamp_", "clamp_min_", "clamp_max_", "normal_", "uniform_")
-"""Methods that clip weights or set them: what they are given is numbers."""
-_METHODS = (
-    *_OF_NUMBERS, "add_", "sub_", "mul_", "div_", "addcdiv_", "addcmul_", "fill_", "zero_", "lerp_", "copy_",
-)  # fmt: skip
-"""Methods that may be an update."""
 
 
 def under_mode(scene: Scene) -> Iterator[Change]:
@@ -145,10 +148,10 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
 
     def fits(one: ast.stmt) -> bool:
-        is_of_leaf = is_weight or is_begun or _descends(file, found)
+        is_of_leaf = is_weight or is_begun or descends(file, found)
         if is_of_leaf and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
             return True
-        return _descends(file, one) or _sets_leaf(file, one) or _clears(one)
+        return descends(file, one) or _sets_leaf(file, one) or _clears(one)
 
     rows = file.beside(found, fits)
     kept = [at for at, one in enumerate(rows) if not _clears(one)]
@@ -157,7 +160,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if any(_is_refused_too(file, one) for one in more):
         return []
     others = (one for one in walk(file.tree, ast.stmt) if one not in rows and not _is_guarded(file, one))
-    if any(_sets_leaf(file, one) or (_descends(file, one) and _descends(file, found)) for one in others):
+    if any(_sets_leaf(file, one) or (descends(file, one) and descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
@@ -268,7 +271,7 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     if loop is None or differentiates(file):
         return None
     grads = [one for one in attributes(loop, "grad") if dotted(one.value) == write.name]
-    if not grads or _descends(file, found) or not all(map(only_computes, walk(loop, ast.Call))):
+    if not grads or descends(file, found) or not all(map(only_computes, walk(loop, ast.Call))):
         return None
     if any(one.lineno != one.end_lineno for one in walk(loop, ast.Constant)):
         return None  # a text over several lines must not be indented
@@ -283,7 +286,7 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
         return None  # what is computed there may be needed with its gradient
     inside = list(walk(loop, ast.stmt))
     others = (one for one in walk(file.tree, ast.stmt) if one not in inside and not _is_guarded(file, one))
-    return None if any(_descends(file, one) for one in others) else loop
+    return None if any(descends(file, one) for one in others) else loop
 
 
 def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
@@ -395,19 +398,13 @@ def _is_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
 
 def _is_update(file: File, write: ast.stmt) -> bool:
     """Return True if a statement writes in place a value of gradients and numbers only."""
-    given = _values(write)
+    given = values_written(write)
     if not given:
         return called(call_of(write)) == "zero_"
     if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
         return all(is_of_gradients(file, one) for one in given)
-    by_numbers = called(call_of(write)) in _OF_NUMBERS
+    by_numbers = called(call_of(write)) in OF_NUMBERS
     return all(by_numbers or is_of_gradients(file, one) or is_numeric(file, one) for one in given)
-
-
-def _descends(file: File, write: ast.stmt) -> bool:
-    """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
-    given = _values(write)
-    return bool(given) and all(is_of_gradients(file, one) for one in given)
 
 
 def _shifts(file: File, write: ast.stmt) -> bool:
@@ -541,16 +538,6 @@ def _is_read_on(file: File, write: WriteSyntax) -> bool:
 def _clears(row: ast.stmt) -> bool:
     """`w.grad.zero_()`, `w.grad = None`."""
     return bool(re.fullmatch(r"\S+\.grad(\.zero_\(\)| = None)", ast.unparse(row)))
-
-
-def _values(write: ast.stmt) -> list[ast.expr]:
-    """Return the values that an in-place statement writes; none if it is no in-place write."""
-    if isinstance(write, ast.AugAssign):
-        return [write.value]
-    call = call_of(write)
-    if call is None or called(call) not in _METHODS:
-        return []
-    return [*call.args, *(one.value for one in call.keywords if one.arg != "alpha")]
 
 
 def is_average(write: ast.stmt) -> bool:

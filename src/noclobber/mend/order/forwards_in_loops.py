@@ -24,6 +24,7 @@ from noclobber.mend.order.trained_models import (
     models_of,
     models_run,
     rows_between,
+    stepped_by_hand,
 )
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Edit
@@ -66,7 +67,7 @@ from noclobber.syntax.tree import (
     simple_statements,
     walk,
 )
-from noclobber.syntax.writes import changed_by, is_of_loss
+from noclobber.syntax.writes import changed_by, descends, is_of_loss
 
 _NO_FORWARD = (
     "print", "len", "float", "range", "backward", "step", "append", "item", "clip_grad_norm_", "clip_grad_value_",
@@ -101,7 +102,9 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     cost = 0 if stepped or is_same or isinstance(loop, FUNCTION) else 2
     if isinstance(inner, FOR) and not stepped.isdisjoint(names_in(inner.target)):
         cost = 5  # each turn steps an optimizer of its own: the losses may all be of the weights before
-    is_turn = isinstance(inner, FUNCTION) or (loop is inner and is_same and steps_alike(inner, file.block(read.row)))
+    is_turn = isinstance(inner, FUNCTION) or (
+        loop is inner and is_same and steps_alike(file, inner, file.block(read.row))
+    )
     is_sound = moves and cost == 0 and not runs_models and is_turn and _keeps_nothing(scene, rows)
     where = "closure" if isinstance(inner, FUNCTION) else "loop"
     title = f"run the forward inside the {where}" if moves else f"run the forward again in the {where}"
@@ -173,9 +176,10 @@ def _can_run(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign]) 
         return False
     between = [one for one in rows_between(file, loop, rows) if one not in rows]
     below = file.block(loop)[file.block(loop).index(loop) :] if isinstance(loop, FUNCTION) else loop.body
+    in_place = stepped_by_hand(file, loop)
     for row in rows:
         passed = [one for one in between if one.lineno > row.lineno]
-        if changed_by(*passed, *below) & {*names_used(row.value), *changed_by(row)}:
+        if (changed_by(*passed, *below) - in_place) & {*names_used(row.value), *changed_by(row)}:
             return False
     heads = [one for one in (inner, *file.loops(inner)) if one.lineno >= loop.lineno]
     used = set[str]().union(*map(names_used, rows))
@@ -208,11 +212,14 @@ def _runs_models(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assig
     )
 
 
-def steps_alike(around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
+def steps_alike(file: File, around: Loop | Function, rows: Sequence[ast.stmt]) -> bool:
     """Return True if a loop or a function steps and calls `backward` only in a block of it, once each time that the
-    block runs, and comes to its end before another one begins."""
-    steps = [one for one in calls(around, "step") if not one.args and not one.keywords]  # and not `env.step(action)`
-    each = all(any(call_of(row) is one for row in rows) for one in steps)
+    block runs, and comes to its end before another one begins. By hand it may step several weights, one by one."""
+    steps: list[ast.AST] = [one for one in simple_statements(around) if descends(file, one)]
+    each = all(any(one in ast.walk(row) for row in rows) for one in steps)
+    called_for = [one for one in calls(around, "step") if not one.args and not one.keywords]  # not `env.step(action)`
+    each &= all(any(call_of(row) is one for row in rows) for one in called_for)
+    steps += called_for
     once = len(calls(around, "backward", "grad")) == 1 and steps != [] and each
     left = [one for one in walk(around, ast.Continue, ast.Try, ast.Return) if one is not rows[-1]]
     return once and all(isinstance(one, ast.Return) and not any(one in ast.walk(row) for row in rows) for one in left)

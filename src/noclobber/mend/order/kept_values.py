@@ -69,10 +69,10 @@ def not_kept(scene: Scene) -> Iterator[Change]:
 def _kept(scene: Scene, state: str) -> Kept | None:
     """How the place of a state is filled once; None where that is not known, or more than one `if` fills it."""
     name = re.sub(r"(\[[^]]*\])+$", "", state).rpartition(".")[2]
-    found = [(file, one) for file in scene.files() for one in _filling(file, name)]
+    found = [one for file in scene.files() for one in _filling(file, name)] if name else []
     if len(found) != 1:
         return None
-    ((_, one),) = found
+    (one,) = found
     used = [(each, use) for each in scene.files() for use in mentions(each, name)]
     others = [each.nearest(use, ast.stmt) for each, use in used if _is_filled(each, use)]
     return one if all(row in one.rows or _empties(row) for row in others) else None

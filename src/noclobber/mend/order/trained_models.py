@@ -22,9 +22,11 @@ from noclobber.syntax.names import (
     names_in,
     owner,
     targets,
+    uses_in,
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Turns, simple_statements, walk
+from noclobber.syntax.writes import base_of, descends, write_in
 
 OF_MODELS = ("parameters", "named_parameters", "zero_grad", "train", "eval")
 """Methods that show what has weights, and that are no forward."""
@@ -33,10 +35,18 @@ OF_VALUES = METHODS | KEEPING_NOTHING | HANDING_ON | {"cdf", "entropy", "icdf", 
 
 
 def models_of(file: File, loop: Turns) -> set[str]:
-    """The dotted names of what has weights: what is asked for `parameters`, and what optimizers of the loop take."""
+    """The dotted names of what has weights: what is asked for `parameters`, and what a loop steps, by optimizers or by
+    hand."""
     found = {dotted(owner(one)) for one in calls(file.tree, *OF_MODELS)}
-    found = found.union(*map(names_in, _stepped_by(file, loop))) - {"", "torch", "optim"}
+    found = found.union(stepped_by_hand(file, loop), *map(names_in, _stepped_by(file, loop))) - {"", "torch", "optim"}
     return _with_attributes(file, found)
+
+
+def stepped_by_hand(file: File, loop: Turns) -> set[str]:
+    """The names of the weights that a loop only writes by statements such as `w -= 0.1 * w.grad`."""
+    rows = [one for one in simple_statements(loop) if descends(file, one)]
+    names = {dotted(base_of(write_in(file, one).target)) for one in rows}
+    return {one for one in names if all(file.statement(each) in rows for each in uses_in(loop, one, ast.Store))}
 
 
 def models_run(scene: Scene, rows: Sequence[ast.Assign], models: set[str]) -> set[str]:

@@ -33,8 +33,19 @@ from noclobber.syntax.names import (
     uses_in,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, Turns, functions, last_line, place_of, starts, walk
-from noclobber.syntax.writes import is_of_loss
+from noclobber.syntax.tree import (
+    FUNCTION,
+    File,
+    Place,
+    Turns,
+    functions,
+    last_line,
+    place_of,
+    simple_statements,
+    starts,
+    walk,
+)
+from noclobber.syntax.writes import descends, is_of_loss
 
 
 def states(event: Refusal) -> list[Carried]:
@@ -230,9 +241,14 @@ def steps_between(freed: Site | None, read: Site | None) -> bool:
 
 
 def steps_in_loop(read: Site | None) -> bool:
-    """Return True if the loop around a backward calls `step`, as of an optimizer, or if a step calls the closure."""
-    loop = turns_of(place_of(read))
-    return isinstance(loop, FUNCTION) or bool(calls(loop, "step"))
+    """Return True if the loop around a backward calls `step`, as of an optimizer, or steps by hand, or if a step calls
+    the closure."""
+    place = place_of(read)
+    loop = turns_of(place)
+    if place is None or loop is None:
+        return False
+    by_hand = any(descends(place.file, one) for one in simple_statements(loop))
+    return isinstance(loop, FUNCTION) or by_hand or bool(calls(loop, "step"))
 
 
 def _is_carried(loop: Turns, name: str) -> bool:
