@@ -299,7 +299,7 @@ def turned(table):
 def run():
     data = x.detach().clone()
     out = net(data)
-    turned(data.numpy())
+    turned(data.detach().view(-1, 4).numpy())
     out.sum().backward()
     x.grad, w.grad = None, net[0].weight.grad.clone()
     net.zero_grad()

@@ -538,13 +538,15 @@ def _given(place: Place, scene: Scene) -> list[ast.expr]:
 
 
 def _handed_over(scene: Scene, file: File, save: ast.AST) -> set[str]:
-    """`x` of `x.numpy()`, by which foreign code came by the memory, in the function of a save that binds it once."""
+    """`x` of `x.detach().numpy()`, by which foreign code came by the memory, in the function of a save that binds it
+    once."""
     sites = [one.handed.site for one in scene.finding.writes if one.handed is not None and one.handed.site is not None]
-    places, scope = [scene.at(one.span()) for one in sites], file.scope(save)
-    given = [
-        owner(one.node) for one in places if one is not None and one.file is file and file.scope(one.node) is scope
-    ]
-    names = {one.id for one in given if isinstance(one, ast.Name)}
+    places, scope, names = [scene.at(one.span()) for one in sites], file.scope(save), set[str]()
+    for one in (each.node for each in places if each is not None and each.file is file):
+        value = owner(one) if file.scope(one) is scope else None
+        while inner := owner(value) if called(value) == "detach" else value and passes_on(file, value):
+            value = inner
+        names |= {value.id} if isinstance(value, ast.Name) else set()
     return {one for one in names if len(uses(scope, one, ast.Store)) + (one in parameters(scope)) == 1}
 
 
