@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 
-from noclobber.mend.autograd.no_grad import is_average
 from noclobber.mend.scene import puts_back
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
@@ -21,7 +20,16 @@ from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
 from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable, write_of
 from noclobber.syntax.names import called, calls, dotted, gone_through, is_read_again, keyword
-from noclobber.syntax.writes import Form, WriteSyntax, is_number, mask_of, seen, viewed_by, writes_for_caller
+from noclobber.syntax.writes import (
+    Form,
+    WriteSyntax,
+    is_average,
+    is_number,
+    mask_of,
+    seen,
+    viewed_by,
+    writes_for_caller,
+)
 
 _WHOLE = RANDOM_FILLS | {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"}
 _ACTIVATIONS = {f"{name}_" for name in ACTIVATIONS | SMOOTH} | {"clamp_min_"}

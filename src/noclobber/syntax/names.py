@@ -282,6 +282,11 @@ def imported_from(file: File, module: str) -> set[str]:
     return {one.asname or one.name for row in rows for one in row.names}
 
 
+def imported(file: File) -> set[str]:
+    """The names that a file imports anything under."""
+    return {one.asname or one.name.partition(".")[0] for one in walk(file.tree, ast.alias)}
+
+
 def mentions(file: File, name: str) -> list[Name]:
     """Where a file has a name, also as the last part of a longer one."""
     return [one for one in named(file.tree) if last_name(one) == name]

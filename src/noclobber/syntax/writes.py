@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -208,6 +209,11 @@ def descends(file: File, row: ast.stmt) -> bool:
     """Whether a statement is a step by gradients: `w -= 0.1 * w.grad`."""
     given = values_written(row)
     return bool(given) and all(is_of_gradients(file, one) for one in given)
+
+
+def is_average(write: ast.stmt) -> bool:
+    """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
+    return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", ast.unparse(write)))
 
 
 def is_of_loss(file: File, call: ast.Call) -> bool:

@@ -88,6 +88,7 @@ from noclobber.syntax.writes import (
     OF_NUMBERS,
     WriteSyntax,
     descends,
+    is_average,
     is_namespace,
     is_number,
     values_written,
@@ -538,11 +539,6 @@ def _is_read_on(file: File, write: WriteSyntax) -> bool:
 def _clears(row: ast.stmt) -> bool:
     """`w.grad.zero_()`, `w.grad = None`."""
     return bool(re.fullmatch(r"\S+\.grad(\.zero_\(\)| = None)", ast.unparse(row)))
-
-
-def is_average(write: ast.stmt) -> bool:
-    """`t.mul_(decay).add_(s, alpha=1 - decay)`: a moving average of parameters, which needs no gradient."""
-    return isinstance(write, ast.Expr) and bool(re.search(r"\.mul_\(.*\)\.add_\(|\.lerp_\(", ast.unparse(write)))
 
 
 def _is_guarded(file: File, write: ast.stmt) -> bool:

@@ -58,7 +58,9 @@ from noclobber.syntax.names import (
     definition,
     differentiates,
     dotted,
+    first_name,
     has_stars,
+    imported,
     indexes,
     is_stored,
     keyword,
@@ -206,9 +208,9 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
 
 
 def _is_only_given(file: File, save: ast.expr, operand: ast.expr) -> bool:
-    """Whether a call of PyTorch is given one operand alone, which is then no number: `torch.log(x)`, `x.log()`."""
+    """Whether a function or a module of PyTorch is given one operand alone, which is then no number: `torch.log(x)`."""
     if not isinstance(save, ast.Call) or save.args != [operand]:
-        return operand is owner(save)
+        return False
     return last_name(owner(save)) in NAMESPACES or module_called(file, save) is not None
 
 
@@ -445,6 +447,8 @@ def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     of = owner(save)
     if of is None or (last_name(of) not in NAMESPACES and (dotted(of) == "self" or called(save) == "where")):
         return []  # `x.where(condition, y)` has another order
+    if last_name(of) not in NAMESPACES and first_name(of) in imported(file):
+        return []  # `special.expm1(x)`
     return list(save.args) if last_name(of) in NAMESPACES else [of, *save.args]
 
 

@@ -10,7 +10,9 @@ from noclobber.syntax.names import (
     attributes_set,
     called,
     called_by,
+    first_name,
     has_stars,
+    is_declared,
     mentioned,
     owner,
     parameters,
@@ -25,6 +27,8 @@ from noclobber.syntax.writes import is_number
 _METHODS = frozenset("item numel dim size tolist".split())  # noqa: SIM905
 _BUILTINS = frozenset("float int len round".split())  # noqa: SIM905
 """Methods and functions that give numbers."""
+_ARRAYS = ("math", "np", "numpy", "random")
+"""Modules whose functions give numbers, or arrays, which have no `clone` either."""
 
 
 def may_be_number(file: File, value: ast.expr | None, asked: frozenset[object] = frozenset()) -> bool:
@@ -45,6 +49,8 @@ def may_be_number(file: File, value: ast.expr | None, asked: frozenset[object] =
             given = iter(several)
         case ast.Call() if is_number(value) or called(value) in (_BUILTINS if owner(value) is None else _METHODS):
             return True
+        case ast.Call() if first_name(owner(value)) in _ARRAYS:
+            return True
         case ast.Call():
             given, key = _gives(file, value), called(value)
         case ast.Attribute(attr=name):
@@ -54,6 +60,23 @@ def may_be_number(file: File, value: ast.expr | None, asked: frozenset[object] =
         case _:
             return False
     return (key is None or key not in asked) and any(may_be_number(file, one, asked | {key}) for one in given)
+
+
+def is_number_only(file: File, use: ast.Name) -> bool:
+    """Return True if all that a variable of a function is bound to, or given for by the calls of the file, is plainly a
+    number, and no other function binds it."""
+    scope, name = file.scope(use), use.id
+    if any(is_declared(one, name) for one in functions(file.tree)):
+        return False
+    if isinstance(scope, FUNCTION) and name in parameters(scope):
+        made = [called_by(file, one) for one in mentioned(file, scope.name)]
+        if scope.decorator_list or any(one is None or has_stars(one) for one in made):
+            return False
+    stored = uses(scope, name, ast.Store) or ([] if name in parameters(scope) else uses(file.tree, name, ast.Store))
+    if any(value_given(file, one) is None for one in stored):
+        return False
+    given = list(_bound(file, use, name))
+    return any(given) and all(one is None or (isinstance(one, ast.Constant) and is_number(one)) for one in given)
 
 
 def _gives(file: File, call: ast.Call) -> Iterator[ast.expr]:

@@ -4,8 +4,10 @@ closure that an optimizer calls again and again is a loop as well.
 Each turn then computes its loss with the current weights. This is what is meant only if the loss gets its gradient from
 these lines alone: where the loop runs the same model, the value from before the loop may be meant as a constant.
 
-Sound where nothing but the closure or the loop needs what the lines compute; each turn of the loop calls `backward` on
-a loss of theirs, once, and steps. With what they call in the program's files they draw no numbers, and keep nothing.
+Sound where nothing but the closure or the loop needs what the lines compute, which bind each name once; each turn of
+the loop calls `backward` on a loss of theirs, once, and steps. The lines are known to compute the same each time
+(repeating.py), no part of them is a constant, and no context that may keep casts or weights is around. A closure runs
+no dropout and no norm: what it gives has to be one function.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called, module_called
+from noclobber.mend.order.repeating import keeps_state, repeats
 from noclobber.mend.order.trained_models import (
     OF_MODELS,
     OF_VALUES,
@@ -59,12 +62,13 @@ from noclobber.syntax.tree import (
     Loop,
     Place,
     Turns,
+    ends,
     first_line,
-    functions,
     has_text_of_lines,
     last_line,
     lines_in,
     simple_statements,
+    starts,
     walk,
 )
 from noclobber.syntax.writes import changed_by, descends, is_of_loss
@@ -105,7 +109,7 @@ def moved_in(scene: Scene) -> Iterator[Change]:
     is_turn = isinstance(inner, FUNCTION) or (
         loop is inner and is_same and steps_alike(file, inner, file.block(read.row))
     )
-    is_sound = moves and cost == 0 and not runs_models and is_turn and _keeps_nothing(scene, rows)
+    is_sound = moves and cost == 0 and not runs_models and is_turn and _is_plain(scene, file, loop, rows)
     where = "closure" if isinstance(inner, FUNCTION) else "loop"
     title = f"run the forward inside the {where}" if moves else f"run the forward again in the {where}"
     retained = [edit for one in backwards if (edit := without_retaining(file, one)) is not None]
@@ -237,20 +241,36 @@ def _can_move(file: File, loop: Turns, inner: Turns, rows: Sequence[ast.Assign])
     return runs or not any(is_read_below(file, name, loop) for name in bound)
 
 
-def _keeps_nothing(scene: Scene, rows: Sequence[ast.Assign]) -> bool:
-    """Return True if some rows, with what they run, draw no numbers and take no next item, and neither what they run
-    nor a `forward` sets an attribute or an item."""
-    ran = [each for row in rows for each in run_by(scene, row)]
-    made = {called(one) for each in (*rows, *ran) for one in walk(each, ast.Call)}
-    forwards = [one for file in scene.files() for one in functions(file.tree) if one.name == "forward"]
-    stored = (one for each in (*ran, *forwards) for one in walk(each, ast.Attribute, ast.Subscript))
-    return not made & (DRAWING | _TAKING) and not any(
-        isinstance(getattr(one, "ctx", None), ast.Store) for one in stored
+def _is_plain(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign]) -> bool:
+    """Return True if some rows before a loop are known to compute in it what they are meant to, as the head of this
+    file says."""
+    bound, scope, above = changed_by(*rows), file.scope(loop), file.block(loop)
+    between = [one for one in above[: above.index(loop)] if one.lineno >= rows[0].lineno and one not in rows]
+    is_closure, ran = isinstance(loop, FUNCTION), [one for row in rows for one in run_by(scene, row)]
+    names = set[str]().union(*map(names_used, (*rows, *ran)))
+    compared = any(next(walk(one, ast.Compare), None) is not None for one in (*rows, *ran))
+    whole = {name.lower() for each in scene.files() for name in names_used(each.tree)}
+    return (
+        all(len(uses_in(scope, one, ast.Store)) == 1 for one in bound)
+        and all(isinstance(one, (ast.Assign, ast.Expr)) and not list(run_by(scene, one)) for one in between)
+        and not any(starts(use) > ends(loop) for one in bound for use in uses_in(scope, one))
+        and not compared
+        and _CONSTANT.isdisjoint(names)
+        and file.nearest(loop, *WITH) is None
+        and not getattr(scope, "decorator_list", [])
+        and not any("nn.utils.param" in each.text for each in scene.files())
+        and "autocast" not in whole
+        and calls(loop, "eval", "train") == []
+        and not (is_closure and any("drop" in one or "norm" in one for one in whole))
+        and repeats(scene, file, rows, models_of(file, loop))
+        and not keeps_state(scene)
     )
 
 
-_TAKING = frozenset("append choice next normal normal_ pop popleft sample rsample shuffle uniform uniform_".split())  # noqa: SIM905
-"""Other functions whose next call gives something else, or that keep what they are given."""
+_CONSTANT = frozenset(
+    "argmax data deepcopy detach float inference_mode item no_grad numpy state_dict tolist topk".split()  # noqa: SIM905
+)
+"""Names that make a part of a loss a constant: it may be meant to stay what it was before the loop."""
 
 
 def _makes_object(file: File, call: ast.Call) -> bool:

@@ -5,8 +5,9 @@ goes; a `cached_property` becomes a `property`, and so does what `__init__` comp
 then reads the current weights.
 
 Sound where the backward was seen to reach the older graph by such places alone, and nothing empties them but where they
-begin: else the step may only have missed that. What is computed draws no random numbers, and is made of nothing that a
-call gives, but for the key that it is kept by.
+begin, or changes what they hold: else the step may only have missed that. What is computed is one tensor, known to be
+the same each time (repeating.py), of weights and what else is set once, and of the key that it is kept by. The file
+averages no weights: that of a target may be meant as a constant.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from noclobber.mend.change import Change, change
-from noclobber.mend.scene import Scene, run_by
+from noclobber.mend.order.repeating import repeats
+from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
-from noclobber.model.seen.operators import DRAWING
 from noclobber.model.units import listed
 from noclobber.syntax.edits import insert, remove, replace, unwrapped, whole_lines
 from noclobber.syntax.names import (
     attributes_set,
+    called,
+    is_declared,
     is_stored,
     last_name,
     mentions,
@@ -33,11 +36,12 @@ from noclobber.syntax.names import (
     names_used,
     only_target,
     own_names,
-    parameters,
     targets,
     unindexed,
+    uses,
 )
 from noclobber.syntax.tree import FUNCTION, File, Function, first_line, functions, last_line, walk
+from noclobber.syntax.writes import is_average
 
 
 class Kept(NamedTuple):
@@ -153,19 +157,53 @@ def _asks(test: ast.expr, name: str) -> bool | None:
 
 def _is_computed(scene: Scene, kept: Kept) -> bool:
     """Return True if a place may be filled at each use, as the head of this file says."""
-    file, scope = kept.file, kept.file.scope(kept.rows[0])
-    others = [
-        use
-        for use in mentions(file, kept.name)
-        if _is_filled(file, use) and file.nearest(use, ast.stmt) not in kept.rows
-    ]
-    begins = (getattr(file.scope(one), "name", "__init__") for one in others)
-    ran = [*kept.rows, *(one for row in kept.rows for one in run_by(scene, row))]
-    words = {name.lower() for one in ran for name in names_used(one)}
-    given = {*parameters(scope)} - {"self"} - kept.asked
+    file, name, rows = kept.file, kept.name, kept.rows
+    bound = [each for one in rows for each in targets(one)]
+    given = [one.value for one in rows if isinstance(one, ast.Return)]
+    made = [one.value for one in rows if isinstance(one, ast.Assign)] or [one for one in given if one is not None]
+    own = {one.id for one in bound if isinstance(one, ast.Name)} - {name}
+    is_filled = len(bound) == len(own) + 1 and all(_is_place(one, name) for one in given)
     return (
-        all(one == "__init__" for one in begins)
-        and not any(names_in(one) & given for one in kept.rows)
-        and not any(one in DRAWING or "drop" in one for one in words)
-        and not any(isinstance(one, ast.AugAssign) for row in ran for one in walk(row, ast.stmt))
+        (is_filled or (not bound and len(rows) == 1))
+        and all(_is_made_alike(file, one, own | kept.asked, name) for one in made)
+        and not any(_is_changed(each, kept) for each in scene.files())
+        and repeats(scene, file, rows, ())
+    )
+
+
+def _is_made_alike(file: File, value: ast.expr, own: set[str], name: str) -> bool:
+    """Return True if a value is one tensor, made of what a function has for the value itself, and of what is set once:
+    by the file, or where an object begins."""
+    is_whole = isinstance(value, (ast.Call, ast.BinOp, ast.UnaryOp, ast.Name, ast.Attribute, ast.Subscript))
+    used = [one for one in walk(value, ast.Name) if one.id not in own | {"self"}]
+    set_ = [each for one in walk(value, ast.Attribute) for each in attributes_set(file, one.attr)]
+    return (
+        is_whole
+        and name not in names_used(value)
+        and all(_is_set_once(file, one) for one in used)
+        and all(getattr(file.scope(one), "name", "") == "__init__" for one in set_)
+    )
+
+
+def _is_set_once(file: File, use: ast.Name) -> bool:
+    """Whether a name stands for one thing: for what a file binds at most once, and in no loop, and no function does."""
+    bound = uses(file.tree, use.id, ast.Store)
+    scopes = [one for one in file.around(use) if isinstance(one, (*FUNCTION, ast.Lambda))]
+    is_global = not any(use.id in own_names(one) for one in scopes)
+    declared = any(is_declared(one, use.id) for one in functions(file.tree))
+    return is_global and not declared and len(bound) <= 1 and not any(any(file.loops(one)) for one in bound)
+
+
+def _is_changed(file: File, kept: Kept) -> bool:
+    """Return True if a file may empty a place, or write to what it has, or updates an average of weights, which may be
+    those that the value is made of."""
+    used = mentions(file, kept.name)
+    filled = [one for one in used if _is_filled(file, one) and file.nearest(one, ast.stmt) not in kept.rows]
+    methods = [above.attr for one in used if isinstance(above := file.above[one], ast.Attribute) and above.value is one]
+    told = [one for one in walk(file.tree, ast.Constant) if one.value == kept.name]
+    return (
+        any(getattr(file.scope(one), "name", "__init__") != "__init__" for one in filled)
+        or any(one.endswith("_") or one in ("append", "extend", "insert", "add") for one in methods)
+        or any(called(file.above[one]) != "hasattr" for one in told)
+        or any(is_average(one) for one in walk(file.tree, ast.stmt))
     )

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.holding import owns
+from noclobber.mend.holders.numbers import is_number_only
 from noclobber.mend.order.passing import LEAVING, is_apart, runs_what_it_is_given, uses_gradients
 from noclobber.mend.order.steps import operands
 from noclobber.mend.scene import Scene, run_by
@@ -204,7 +205,9 @@ def _may_wait(scene: Scene, file: File, write: ast.AST, between: list[ast.stmt])
     apart = _apart(scene, file, between)
 
     def is_own(one: ast.expr) -> bool:
-        return isinstance(one, ast.Name) and one.id not in used and (one.id in apart or owns(file, one.id, one))
+        if not isinstance(one, ast.Name) or one.id in used:
+            return False
+        return one.id in apart or owns(file, one.id, one) or is_number_only(file, one)
 
     return all(_passes(file, row, is_own) for row in between)
 

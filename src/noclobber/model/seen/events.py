@@ -157,7 +157,7 @@ class Write:
     holders: tuple[Holder, ...] | None = None
     """All names under which the program held the written bytes when this line wrote; None if that is not known."""
     apart: tuple[Holder, ...] = ()
-    """Variables that held numbers, or tensors of other memory, whenever this line was seen to write."""
+    """Variables that held tensors of other memory whenever this line was seen to write."""
     is_widest: bool = False
     """Whether no tensor that the line's variables lead to was seen to have a wider element type; False if not known."""
     modules: tuple[str, ...] = ()

@@ -92,18 +92,11 @@ def note(tensor: torch.Tensor, place: Place, handles: list[Handle]) -> bool:
 
 
 def _apart(key: int, frame: FrameType) -> dict[Holder, None]:
-    """Return the variables of the program's frames that hold numbers, or tensors of other memory."""
+    """Return the variables of the program's frames that hold tensors of other memory."""
     frames = (one for one in outward(frame) if owner_of(one.f_code.co_filename) is Owner.USER)
     held = ((Site(one.f_code, one.f_lasti), name, value) for one in frames for name, value in variables(one).items())
-    found = ((Holder(name, site), type(value), value) for site, name, value in held)
-    return dict.fromkeys(
-        holder
-        for holder, of, value in found
-        if of in _NUMBERS or (of in storages.PLAIN and storages.storage_key(value) not in (key, None))
-    )
-
-
-_NUMBERS = (int, float)
+    tensors = ((Holder(name, site), value) for site, name, value in held if type(value) in storages.PLAIN)
+    return dict.fromkeys(holder for holder, value in tensors if storages.storage_key(value) not in (key, None))
 
 
 def _both(known: tuple[Holder, ...] | None, found: tuple[Holder, ...] | None) -> tuple[Holder, ...] | None:
