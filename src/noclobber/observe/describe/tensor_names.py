@@ -12,7 +12,7 @@ import torch
 from noclobber.model.seen.events import Kind
 from noclobber.model.seen.overlap import overlap
 from noclobber.model.source import Owner, owner_of
-from noclobber.observe.describe.reachable import variables
+from noclobber.observe.describe.reachable import reachable, variables
 from noclobber.observe.torch_api.autograd.engine_state import backward_call
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import storage_key
@@ -68,7 +68,18 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
                     best = Name(label, "parameter" if is_parameter else "tensor", "." in label and is_computed(value))
                 elif is_on(_gradient(value)):
                     best = Name(f"{label}.grad", "tensor")
-    return best
+    whole = tensor if tensor._base is None else tensor._base
+    return _deep(frame, is_on) if best is None and not is_computed(whole) else best
+
+
+def _deep(frame: FrameType, is_on: Callable[[object], bool]) -> Name | None:
+    """Return the name of a weight or a buffer deeper in containers and objects: `trainer.teacher.net.weight`."""
+    for held in reachable(user_frames(frame)):
+        if is_on(held.value) and isinstance(held.owner, torch.nn.Module):
+            is_parameter = isinstance(held.value, torch.nn.Parameter)
+            is_buffer = held.name.rpartition(".")[2] in held.owner._buffers
+            return Name(held.name, "parameter" if is_parameter else "buffer" if is_buffer else "tensor")
+    return None
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
