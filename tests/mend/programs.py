@@ -3152,6 +3152,28 @@ def run():
 """,
         lambda x, w: [None, _by_one_turn(x.detach())],
     ),
+    "both parts of the state of a cell, in a method that another one of the class calls in turn": (
+        """
+class Online:
+    def __init__(self):
+        self.cell, self.state = nn.LSTMCell(4, 4, dtype=torch.float64), (x.detach(), x.detach())
+        self.opt = torch.optim.SGD(self.cell.parameters(), 0.1)
+    def turn(self, seen):
+        self.opt.zero_grad()
+        self.state = self.cell(seen, self.state)
+        loss = self.state[0].square().sum()
+        loss.backward(retain_graph=True)
+        self.opt.step()
+        return loss.item()
+    def train(self, series):
+        return [self.turn(seen) for seen in series]
+def run():
+    online = Online()
+    online.train([x.detach()] * 3)
+    w.grad = online.cell.weight_hh.grad[:4]
+""",
+        lambda x, w: [None, _by_one_turn(x.detach())],
+    ),
     "a state of an object whose method updates after each episode": (
         """
 class Agent:
@@ -7179,6 +7201,69 @@ def run():
 """,
 }
 """Words alone: a change would not be sound, or no source can tell what is meant."""
+WORDS |= {
+    f"a loss before a loop of steps, {why}": f"""
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    {before}
+    for _ in range({turns}):
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    {after}
+"""
+    for why, before, turns, after in [
+        ("whose name is bound twice", "loss = (x @ w).sin().sum()\n    loss = loss + w.square().sum()", 3, ""),
+        ("that a test reads", "loss = (x @ w).sin().sum()\n    if loss.item() > 1e6:\n        raise ValueError", 3, ""),
+        ("with a constant", "aim = (x @ w).detach() + 1\n    loss = (x @ w - aim).square().sum()", 3, ""),
+        (
+            "of what an iterator gives",
+            "two = iter([x, x])\n    loss = sum((one @ w).sin().sum() for one in two)",
+            3,
+            "",
+        ),
+        ("with dropout that is drawn", "loss = (x @ F.dropout(w)).sin().sum()", 3, ""),
+        ("that is read below, of a loop that may not run", "loss = (x @ w).sin().sum()", "len([x, w])", "print(loss)"),
+    ]
+}
+WORDS["an operand of a function of a module that is imported"] = """
+from torch import special
+
+def run():
+    h = x @ w
+    kept = [h]
+    y = special.erf(h)
+    kept[0].mul_(3)
+    (y.sum() + h.sum()).backward()
+"""
+SOUND["weights that an average changes, beside a number that it counts up"] = """
+count = 0
+
+def track():
+    global count
+    count += 1
+    with torch.no_grad():
+        w.lerp_(torch.zeros_like(w), 0.1)
+
+def run():
+    loss = (x @ w).sin().sum()
+    track()
+    (loss * count).backward()
+"""
+WORDS["a table that is filled from the first batch of each kind, and carried"] = """
+enc = nn.Linear(4, 4, dtype=torch.float64)
+protos = {}
+
+def run():
+    opt = torch.optim.SGD(enc.parameters(), lr=0.1)
+    for kind in (0, 1, 0, 1):
+        batch = x.detach() * (kind + 1)
+        if kind not in protos:
+            protos[kind] = torch.tanh(enc(batch)).mean(0)
+        opt.zero_grad()
+        (enc(batch) - protos[kind]).square().mean().backward()
+        opt.step()
+"""
 WORDS |= {
     f"a value that is kept from the first forward on, and {why}": f"{text}{KEPT_RUN}"
     for why, text in {

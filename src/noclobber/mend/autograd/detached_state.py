@@ -17,7 +17,8 @@ from itertools import islice
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
-from noclobber.mend.scene import Scene
+from noclobber.mend.order.kept_values import not_kept
+from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cause
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Carried, Refusal
@@ -110,7 +111,8 @@ def _carried(scene: Scene) -> Iterator[Change]:
         root in (re.split(r"\W", one.name)[0], one.variable) for root, one in zip(roots, carried, strict=True)
     )
     is_known &= not any(_is_cleared(file, around, read.row, one.name) for one in carried)
-    is_known &= not _goes_on_elsewhere(file, around) and all(one.is_alone for one in carried)
+    is_known &= next(not_kept(scene), None) is None  # what is filled once is no state of each turn
+    is_known &= not _goes_on_elsewhere(scene, file, around) and all(one.is_alone for one in carried)
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in carried]
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in carried))
     if isinstance(around, LOOP):  # what each turn makes before it reads it, no turn hands on
@@ -137,13 +139,14 @@ def _is_cleared(file: File, around: Loop | Function, read: ast.stmt, name: str) 
     return any(around in file.around(one) and starts(one) > starts(read) for one in run)
 
 
-def _goes_on_elsewhere(file: File, around: Loop | Function) -> bool:
+def _goes_on_elsewhere(scene: Scene, file: File, around: Loop | Function) -> bool:
     """Return True if a backward below a loop, or in another method, may go through the graphs of turns that are over,
-    or if a function or its class calls the function, which then runs again before its end."""
+    or if a function, or what it calls, calls the function, which then runs again before its end."""
     if isinstance(around, LOOP):
         return any(starts(one) > ends(around) for one in calls(file.scope(around), "backward", "grad"))
     region = file.class_of(around) or around
-    return calls(region, around.name) != [] or len(calls(region, "backward", "grad")) > 1
+    runs_again = any(calls(one, around.name) for one in (around, *run_by(scene, around)))
+    return runs_again or len(calls(region, "backward", "grad")) > 1
 
 
 def _goes_on_beside(around: Loop | Function, read: ast.stmt, states: Sequence[str]) -> bool:
