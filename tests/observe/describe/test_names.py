@@ -154,6 +154,20 @@ def test_a_tensor_that_is_there_is_named():
     assert finding.tensor.name == "h"
 
 
+class Holding:
+    def __init__(self, held):
+        self.held = held
+
+
+def test_a_weight_is_named_deep_in_objects_and_containers():
+    trainer = Holding(Holding(nn.Sequential(nn.Linear(2, 2))))
+    nets = {"w2k": [nn.ModuleDict({"body": nn.BatchNorm1d(2)})]}
+    frozen, mean = trainer.held.held[0].weight.requires_grad_(False), nets["w2k"][0]["body"].running_mean
+    frozen, mean = clobbers.tensor_of(frozen.t()), clobbers.tensor_of(mean[:])
+    assert (frozen.name, frozen.kind) == ("trainer.held.held[0].weight", "parameter")
+    assert (mean.name, mean.kind) == ("nets['w2k'][0].body.running_mean", "buffer")
+
+
 def test_what_the_program_drops_after_a_name_was_found_is_gone_at_once():
     def program():
         big, x = torch.ones(5000), torch.ones(3, requires_grad=True)

@@ -45,8 +45,8 @@ from noclobber.syntax.writes import is_average
 
 
 class Kept(NamedTuple):
-    """A place that is filled once: the statements that compute its value, the names by which it is asked for, and the
-    edits by which it is filled at each use."""
+    """A place that is filled once: the last part of its name, the statements that compute its value, the names by which
+    it is asked for, and the edits by which it is filled at each use."""
 
     file: File
     name: str
