@@ -162,8 +162,8 @@ class Holding:
 def test_a_weight_is_named_deep_in_objects_and_containers():
     trainer = Holding(Holding(nn.Sequential(nn.Linear(2, 2))))
     nets = {"w2k": [nn.ModuleDict({"body": nn.BatchNorm1d(2)})]}
-    frozen, mean = trainer.held.held[0].weight.requires_grad_(False), nets["w2k"][0]["body"].running_mean
-    frozen, mean = clobbers.tensor_of(frozen.t()), clobbers.tensor_of(mean[:])
+    frozen = clobbers.tensor_of(trainer.held.held[0].weight.requires_grad_(False).t())
+    mean = clobbers.tensor_of(nets["w2k"][0]["body"].running_mean[:])
     assert (frozen.name, frozen.kind) == ("trainer.held.held[0].weight", "parameter")
     assert (mean.name, mean.kind) == ("nets['w2k'][0].body.running_mean", "buffer")
 
