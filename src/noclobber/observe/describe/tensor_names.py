@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
@@ -69,7 +70,17 @@ def _found(tensor: torch.Tensor, key: int, frame: FrameType) -> Name | None:
                 elif is_on(_gradient(value)):
                     best = Name(f"{label}.grad", "tensor")
     whole = tensor if tensor._base is None else tensor._base
-    return _deep(frame, is_on) if best is None and not is_computed(whole) else best
+    if best is not None or is_computed(whole) or sum(spent) > _MOST_SECONDS:
+        return best
+    begun = time.thread_time()
+    best = _deep(frame, is_on)
+    spent.append(time.thread_time() - begun)
+    return best
+
+
+_MOST_SECONDS = 1.0
+spent: list[float] = []
+"""How long each search took for a name deep in what the program holds: all together no longer than this."""
 
 
 def _deep(frame: FrameType, is_on: Callable[[object], bool]) -> Name | None:
