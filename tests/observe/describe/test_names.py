@@ -168,7 +168,8 @@ def test_a_weight_is_named_deep_in_objects_and_containers(monkeypatch):
     assert (frozen.name, frozen.kind) == ("trainer.held.held[0].weight", "parameter")
     assert (mean.name, mean.kind) == ("nets['w2k'][0].body.running_mean", "buffer")
     monkeypatch.setattr(tensor_names, "spent", [2.0])  # by then it has searched for long
-    assert clobbers.tensor_of(nets["w2k"][0]["body"].running_mean[:]).name is None
+    unnamed = clobbers.tensor_of(nets["w2k"][0]["body"].running_mean[:])
+    assert unnamed.name is None
 
 
 def test_what_the_program_drops_after_a_name_was_found_is_gone_at_once():
