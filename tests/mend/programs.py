@@ -7226,6 +7226,33 @@ def run():
         ("that is read below, of a loop that may not run", "loss = (x @ w).sin().sum()", "len([x, w])", "print(loss)"),
     ]
 }
+WORDS["an operand of a method that an object of the file may have too"] = """
+class Log:
+    def log(self):
+        return self
+def entropy(h):
+    return h.log()
+
+def run():
+    h = (x @ w).square() + 1
+    kept = [h]
+    y = entropy(h).sum()
+    kept[0].mul_(3)
+    (y + h.sum()).backward()
+"""
+WORDS["an operand of a function of a module that is given"] = """
+import math
+
+def level(value, by=torch):
+    return by.log(value)
+
+def run():
+    h = (x @ w).square() + 1
+    kept = [h]
+    y = level(h).sum() + level(2.0, math)
+    kept[0].mul_(3)
+    (y + h.sum()).backward()
+"""
 WORDS["an operand of a function of a module that is imported"] = """
 from torch import special
 

@@ -76,7 +76,7 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, Scope, walk
+from noclobber.syntax.tree import FUNCTION, File, Place, Scope, functions, walk
 from noclobber.syntax.writes import (
     NAMESPACES,
     OPERATORS,
@@ -447,8 +447,9 @@ def _operands_of(file: File, save: ast.expr, node: str) -> list[ast.expr]:
     of = owner(save)
     if of is None or (last_name(of) not in NAMESPACES and (dotted(of) == "self" or called(save) == "where")):
         return []  # `x.where(condition, y)` has another order
-    if last_name(of) not in NAMESPACES and first_name(of) in imported(file):
-        return []  # `special.expm1(x)`
+    is_own = any(one.name == called(save) for one in functions(file.tree))
+    if last_name(of) not in NAMESPACES and (is_own or first_name(of) in imported(file)):
+        return []  # a method of the file; `special.expm1(x)`
     return list(save.args) if last_name(of) in NAMESPACES else [of, *save.args]
 
 

@@ -22,7 +22,7 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import FOR, FUNCTION, File, Function, functions, walk
-from noclobber.syntax.writes import is_number
+from noclobber.syntax.writes import NAMESPACES, is_number
 
 _METHODS = frozenset("item numel dim size tolist".split())  # noqa: SIM905
 _BUILTINS = frozenset("float int len round".split())  # noqa: SIM905
@@ -51,6 +51,8 @@ def may_be_number(file: File, value: ast.expr | None, asked: frozenset[object] =
             return True
         case ast.Call() if first_name(owner(value)) in _ARRAYS:
             return True
+        case ast.Name(id=name) if name in (*NAMESPACES, *_ARRAYS):
+            return True  # `def f(x, lib=torch):`
         case ast.Call():
             given, key = _gives(file, value), called(value)
         case ast.Attribute(attr=name):
