@@ -2908,6 +2908,21 @@ def _trained_anew(x, w):
     return [x.grad, w.grad]
 
 
+def _strings_by_closure(x, w):
+    x, w = (one.detach().clone().requires_grad_() for one in (x, w))
+    pitch = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    opt = torch.optim.LBFGS([pitch], max_iter=3)
+
+    def closure():
+        opt.zero_grad()
+        loss = (pitch * (x @ w) * torch.exp(pitch)).square().mean()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    return [x.grad, w.grad]
+
+
 def _by_closure(x, w):
     x, w = (one.detach().clone().requires_grad_() for one in (x, w))
     opt = torch.optim.LBFGS([x, w], lr=0.1, max_iter=3)
@@ -3004,6 +3019,27 @@ def run():
 """,
         }.items()
     },
+    "a loss of a module that is computed before the closure of an optimizer": (
+        """
+class Strings(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pitch = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    def forward(self, h):
+        return self.pitch * h * torch.exp(self.pitch)
+strings = Strings()
+opt = torch.optim.LBFGS(strings.parameters(), max_iter=3)
+
+def run():
+    loss = strings(x @ w).square().mean()
+    def closure():
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        return loss
+    opt.step(closure)
+""",
+        lambda x, w: _strings_by_closure(x, w),
+    ),
     "a loss that is computed before the closure of an optimizer": (
         """
 def run():
@@ -4233,24 +4269,6 @@ def run():
     read = (attention @ w).sin().sum()
     drawn = draw(attention[0]), draw(other), other.tolist()
     read.backward()
-""",
-    "a region that runs again and again through one graph of old weights": """
-class Strings(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.pitch = nn.Parameter(torch.ones(4, dtype=torch.float64))
-    def forward(self, h):
-        return self.pitch * h * torch.exp(self.pitch)
-strings = Strings()
-opt = torch.optim.LBFGS(strings.parameters(), max_iter=3)
-
-def run():
-    loss = strings(x @ w).square().mean()
-    def closure():
-        opt.zero_grad()
-        loss.backward(retain_graph=True)
-        return loss
-    opt.step(closure)
 """,
     "a buffer that no region reads, beside a counter that nobody sees": """
 from torch.utils.checkpoint import checkpoint

@@ -6,7 +6,6 @@ import sys
 import threading
 import warnings
 import weakref
-from gc import get_freeze_count
 
 import pytest
 import torch
@@ -468,8 +467,7 @@ def test_beside_more_saves_than_the_collector_sees():
 
 
 def test_what_the_collector_is_made_to_forget_is_not_known(monkeypatch):
-    monkeypatch.setattr(gc, "get_freeze_count", get_freeze_count)
-    monkeypatch.setattr(holders, "frozen", get_freeze_count())
+    monkeypatch.setattr(holders, "frozen", gc.get_freeze_count())
 
     def frozen():
         h = made()
