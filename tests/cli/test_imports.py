@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import noclobber
 from noclobber.session.imports import after_import
 
 NAME = "imported_for_a_test"
@@ -150,3 +151,13 @@ def test_what_the_program_froze_stays_frozen(module: Path) -> None:
     gc.freeze()
     importlib.import_module(NAME)
     assert gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_a_start_that_imports_nothing_makes_no_garbage_old() -> None:
+    with noclobber.watch():
+        pass
+    gc.collect()
+    young: list[object] = []
+    with noclobber.watch():
+        assert not any(one is young for one in gc.get_objects(generation=2))

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -114,7 +115,8 @@ class Session:
 
         Raises UnsupportedTorch where this PyTorch lacks what is needed.
         """
-        with no_collection():
+        # Only the first start imports. At each, the program's garbage would become old, and stay for longer.
+        with nullcontext() if "noclobber.observe.arming.recorder" in sys.modules else no_collection():
             try:
                 from noclobber.observe.arming import recorder
                 from noclobber.observe.memory import allocations, saved_bytes
