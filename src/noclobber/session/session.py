@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -116,7 +115,7 @@ class Session:
         Raises UnsupportedTorch where this PyTorch lacks what is needed.
         """
         # Only the first start imports. At each, the program's garbage would become old, and stay for longer.
-        with nullcontext() if "noclobber.observe.arming.recorder" in sys.modules else no_collection():
+        with no_collection(imports="noclobber.observe.arming.recorder" not in sys.modules):
             try:
                 from noclobber.observe.arming import recorder
                 from noclobber.observe.memory import allocations, saved_bytes
