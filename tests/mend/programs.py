@@ -2993,6 +2993,26 @@ def run():
         loss.backward(retain_graph=True)
         opt.step()
 """,
+            "a loop of steps, as a sum over the parts of a module": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(w.detach().clone())])
+    def forward(self, rows):
+        return (rows @ self.parts[0].sin().exp()).square().sum()
+def cost(net):
+    return net(x) + 0.0 * sum(one.sum() for one in net.parts)
+
+def run():
+    net = Net()
+    opt = torch.optim.SGD([x, *net.parameters()], lr=0.1)
+    loss = cost(net)
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+    w.grad = net.parts[0].grad
+""",
             "a loop of steps by hand, whose graph is freed": """
 def run():
     loss = (x @ w.sin().exp()).square().sum()

@@ -50,11 +50,16 @@ def _only_computes(file: File, part: ast.AST, known: Collection[str]) -> bool:
     set_ = (one for one in walk(part, ast.Attribute, ast.Subscript) if isinstance(getattr(one, "ctx", None), ast.Store))
     return (
         all(_is_known(file, one, known) for one in walk(part, ast.Call))
-        and all(isinstance(one, (ast.Tuple, ast.List)) or called(one) in _WHOLES for one in through)
+        and all(_is_whole(one) or dotted(one).rpartition(".")[0] in known for one in through)
         and all(isinstance(one, ast.Name) and one.id not in given for one in added)
         and (not isinstance(part, FUNCTION) or next(set_, None) is None)
         and next(walk(part, *_SETTING), None) is None
     )
+
+
+def _is_whole(given: ast.expr) -> bool:
+    """Whether what a loop goes through has the same items each time: a list that stands there, `net.parameters()`."""
+    return isinstance(given, (ast.Tuple, ast.List)) or called(given) in _WHOLES
 
 
 def _is_known(file: File, call: ast.Call, known: Collection[str]) -> bool:
@@ -64,6 +69,8 @@ def _is_known(file: File, call: ast.Call, known: Collection[str]) -> bool:
         return True
     if name in DRAWING or any(one in name.lower() for one in _NOISY):
         return False
+    if dotted(call.func) == "sum" and isinstance(next(iter(call.args), None), (ast.GeneratorExp, ast.ListComp)):
+        return True
     if made is not None:
         noisy = any(one in called(each).lower() for one in (*_NOISY, "norm") for each in walk(made, ast.Call))
         return module_gives_new(made) and not noisy
