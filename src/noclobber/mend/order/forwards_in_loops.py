@@ -258,8 +258,7 @@ def _is_plain(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign])
         and _CONSTANT.isdisjoint(names)
         and file.nearest(loop, *WITH) is None
         and not getattr(scope, "decorator_list", [])
-        and not any("nn.utils.param" in each.text for each in scene.files())
-        and "autocast" not in whole
+        and whole.isdisjoint(_KEEPING)
         and calls(loop, "eval", "train") == []
         and not (is_closure and any("drop" in one or "norm" in one for one in whole))
         and repeats(scene, file, rows, models_of(file, loop))
@@ -267,6 +266,8 @@ def _is_plain(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign])
     )
 
 
+_KEEPING = ("autocast", "cached")
+"""Names of what keeps casts of weights, or what parametrizations make of them, from one turn to the next."""
 _CONSTANT = frozenset(
     "argmax data deepcopy detach float inference_mode item no_grad numpy state_dict tolist topk".split()  # noqa: SIM905
 )

@@ -64,14 +64,14 @@ def _is_whole(given: ast.expr) -> bool:
 
 def _is_known(file: File, call: ast.Call, known: Collection[str]) -> bool:
     """Return True for what computes the same from the same, and for the call of a model."""
-    name, made = called(call), module_called(file, call)
+    name = called(call)
     if dotted(call.func) in known:
         return True
     if name in DRAWING or any(one in name.lower() for one in _NOISY):
         return False
     if dotted(call.func) == "sum" and isinstance(next(iter(call.args), None), (ast.GeneratorExp, ast.ListComp)):
         return True
-    if made is not None:
+    if (made := module_called(file, call)) is not None:
         noisy = any(one in called(each).lower() for one in (*_NOISY, "norm") for each in walk(made, ast.Call))
         return module_gives_new(made) and not noisy
     is_loss = is_of_loss(file, call) and first_name(owner(call)) not in NAMESPACES
