@@ -88,7 +88,7 @@ def _without(modules: int) -> str:
 
 def _unsynced(scene: Scene) -> Iterator[Change]:
     """`broadcast_buffers=False` for DistributedDataParallel."""
-    for file in scene.files():
+    for file in scene.files:
         for one in calls(file.tree, "DistributedDataParallel", "DDP"):
             if arguments(one) and keyword(one, "broadcast_buffers") is None:
                 edit = with_argument(file, one, "broadcast_buffers=False")
@@ -98,7 +98,7 @@ def _unsynced(scene: Scene) -> Iterator[Change]:
 def without_cache(scene: Scene) -> Iterator[Change]:
     """`cache_enabled=False` for the only `torch.autocast` of the files of a finding, if its block runs the backward
     that has used the cast."""
-    files = scene.files() if isinstance(scene.finding.event, StaleCast) else []
+    files = scene.files if isinstance(scene.finding.event, StaleCast) else []
     uses = [(file, one) for file in files for one in named(file.tree) if "autocast" in last_name(one)]
     if len(uses) != 1 or (call := called_by(*uses[0])) is None:
         return
@@ -161,7 +161,7 @@ def _built(scene: Scene, places: list[Place]) -> Iterator[Change]:
     """Builders of the module called at a place, the likeliest first, then all of that class, then all there are."""
     built = [
         (file, one)
-        for file in scene.files()
+        for file in scene.files
         for one in walk(file.tree, ast.Call)
         if called(one)[:1].isupper() and is_flagged(one)
     ]
@@ -228,7 +228,7 @@ def written_in_place(scene: Scene) -> Iterator[Change]:
 
 def _flagged(scene: Scene, place: Place, name: str) -> Iterator[Change]:
     """Builders of the modules of a class that are called at a place, with the flag: those of that name, then all."""
-    built = [(file, one) for file in scene.files() for one in calls(file.tree, name)]
+    built = [(file, one) for file in scene.files for one in calls(file.tree, name)]
     for edits in _edits((_called_at(built, [place]), built), _with_flag):
         more = f" ({len(edits)} of them)" if len(edits) > 1 else ""
         yield Change(f"build this module with `inplace=True`{more}", edits, len(edits))

@@ -6,6 +6,7 @@ import ast
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from noclobber.mend.holders.making import is_function, is_method
 from noclobber.model.reports.finding import Finding, Role
@@ -64,7 +65,7 @@ def as_it_ran(path: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scene:
     """A finding and the way to the text of files. `read` raises OSError where there is no such file.
 
@@ -76,10 +77,16 @@ class Scene:
 
     def file(self, path: str) -> File | None:
         """The parsed file of a path; None where it is missing or cannot be parsed."""
-        try:
-            return parse(path, self.read(path))
-        except (OSError, ValueError, KeyError):
-            return None
+        if path not in self._parsed:
+            try:
+                self._parsed[path] = parse(path, self.read(path))
+            except (OSError, ValueError, KeyError):
+                self._parsed[path] = None
+        return self._parsed[path]
+
+    @cached_property
+    def _parsed(self) -> dict[str, File | None]:
+        return {}
 
     def places(self, *roles: Role) -> list[Place]:
         """The places of the labels of some roles, in the order of the labels. A decorator's `@` is no place.
@@ -262,6 +269,7 @@ class Scene:
             run = [*rows, *(each for one in rows for each in run_by(self, one))]
         return all(_WIDER.isdisjoint(names_used(one)) for one in run)
 
+    @cached_property
     def files(self) -> list[File]:
         """The files of the user's own labels and of the calls that lead there, then the modules that these import from
         beside them, and so on."""
@@ -290,7 +298,7 @@ def _imported(file: File) -> Iterator[str]:
 def run_by(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> Iterator[ast.AST]:
     """The functions and classes of the program's files that a statement may run, by their names."""
     names = {called(one) for one in walk(node, ast.Call)} - known
-    made = (one for file in scene.files() for one in (*functions(file.tree), *walk(file.tree, ast.ClassDef)))
+    made = (one for file in scene.files for one in (*functions(file.tree), *walk(file.tree, ast.ClassDef)))
     for one in made:
         if one.name in names:
             yield one

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from noclobber.model.source import Site, Span, characters, source_text
 from noclobber.syntax.compiling import parsed
@@ -250,30 +251,46 @@ def statement_of(site: Site | None) -> ast.stmt | None:
 def walk(node: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
     """Yield the nodes of some kinds in and below a node, in the order of the text."""
     rows, first, end = vars(node).get(_PLACE_IN_ROWS) or _in_rows(node)
-    return (one for one in rows[first:end] if isinstance(one, kinds))
+    numbers, found = rows.of(kinds)
+    return iter(found[bisect_left(numbers, first) : bisect_left(numbers, end)])
 
 
 _PLACE_IN_ROWS = "noclobber_rows"
 """Where a node keeps its place in the order of the text. A report asks hundreds of times, and a file never changes."""
 
 
-def _in_rows(node: ast.AST) -> tuple[list[ast.AST], int, int]:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The nodes of a tree in the order of the text. `found` are, for the kinds that were asked for so far, their
+    numbers and they themselves."""
+
+    nodes: list[ast.AST]
+    found: dict[tuple[type, ...], tuple[list[int], list[ast.AST]]]
+
+    def of(self, kinds: tuple[type[Node], ...]) -> tuple[list[int], list[Node]]:
+        if kinds not in self.found:
+            numbers = [number for number, one in enumerate(self.nodes) if isinstance(one, kinds)]
+            self.found[kinds] = numbers, [self.nodes[one] for one in numbers]
+        return cast("tuple[list[int], list[Node]]", self.found[kinds])
+
+
+def _in_rows(node: ast.AST) -> tuple[_Rows, int, int]:
     """Return the nodes in and below a node in the order of the text, with the first index and the last; keep that on
     each node that has others below it."""
-    rows: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     above: list[int] = []
     waiting = [(node, 0)]
     while waiting:
         one, parent = waiting.pop()
-        waiting += [(child, len(rows)) for child in sorted(ast.iter_child_nodes(one), key=_order)[::-1]]
-        rows.append(one)
+        waiting += [(child, len(nodes)) for child in sorted(ast.iter_child_nodes(one), key=_order)[::-1]]
+        nodes.append(one)
         above.append(parent)
-    below = [1] * len(rows)
-    for index in range(len(rows) - 1, 0, -1):
+    rows, below = _Rows(nodes, {}), [1] * len(nodes)
+    for index in range(len(nodes) - 1, 0, -1):
         below[above[index]] += below[index]
         if below[index] > 1:  # Python has one `Load` for all trees
-            vars(rows[index])[_PLACE_IN_ROWS] = rows, index, index + below[index]
-    vars(node)[_PLACE_IN_ROWS] = found = rows, 0, len(rows)
+            vars(nodes[index])[_PLACE_IN_ROWS] = rows, index, index + below[index]
+    vars(node)[_PLACE_IN_ROWS] = found = rows, 0, len(nodes)
     return found
 
 
@@ -289,21 +306,21 @@ def functions(node: ast.AST) -> Iterator[Function]:
 
 def within(scope: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
     """Yield the nodes of some kinds of a scope, without those of functions and classes in it."""
-    return (one for one in _below(scope) if isinstance(one, kinds) and not isinstance(one, _OWN_SCOPE))
+    return (one for one in _below(scope).of(kinds)[1] if not isinstance(one, _OWN_SCOPE))
 
 
 def nested(scope: ast.AST) -> Iterator[ast.AST]:
     """Yield the functions and classes that stand in a scope."""
-    return (node for node in _below(scope) if isinstance(node, _OWN_SCOPE))
+    return iter(_below(scope).of(_OWN_SCOPE)[1])
 
 
 _OWN_SCOPE = (*FUNCTION, ast.Lambda, ast.ClassDef)
 
 
-def _below(scope: ast.AST) -> list[ast.AST]:
+def _below(scope: ast.AST) -> _Rows:
     """Return the nodes of a scope, and the functions and classes in it, but nothing of what is inside those; keep that
     on the scope."""
-    kept: list[ast.AST] | None = vars(scope).get(_ROWS_OF_SCOPE)
+    kept: _Rows | None = vars(scope).get(_ROWS_OF_SCOPE)
     if kept is not None:
         return kept
     below = []
@@ -312,9 +329,10 @@ def _below(scope: ast.AST) -> list[ast.AST]:
         below.append(node := waiting.pop())
         if not isinstance(node, _OWN_SCOPE):
             waiting += list(ast.iter_child_nodes(node))[::-1]
+    rows = _Rows(below, {})
     if below:  # Python has one `Load` for all trees
-        vars(scope)[_ROWS_OF_SCOPE] = below
-    return below
+        vars(scope)[_ROWS_OF_SCOPE] = rows
+    return rows
 
 
 _ROWS_OF_SCOPE = "noclobber_rows_of_scope"

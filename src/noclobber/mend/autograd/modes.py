@@ -19,7 +19,7 @@ from noclobber.syntax.tree import File, walk
 
 def recorded(scene: Scene) -> Iterator[Change]:
     """`inference_mode` as `no_grad`: each place alone, then all."""
-    files = scene.files() if scene.code == "NC306" else []
+    files = scene.files if scene.code == "NC306" else []
     edits = [edit for file in files for edit in _as_no_grad(file)]
     uses = [(file, one) for file in files for one in mentions(file, "inference_mode")]
     imported = [one for file in files for one in walk(file.tree, ast.alias) if one.name == "inference_mode"]

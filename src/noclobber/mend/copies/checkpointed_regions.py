@@ -90,7 +90,7 @@ def _is_read(scene: Scene, drift: Drift) -> bool:
     """Return True if the region saved something of what was written, or a statement that does not write it reads it."""
     lines = {one.statement.lineno for one in scene.writes()}
     names = {*(one.tensor.name or "" for one in drift.writes), *(dotted(one.base) for one in scene.writes())}
-    return not drift.is_guess or any(is_read_besides(file, one, lines) for file in scene.files() for one in names)
+    return not drift.is_guess or any(is_read_besides(file, one, lines) for file in scene.files for one in names)
 
 
 def _checkpoints(scene: Scene) -> Iterator[tuple[File, ast.Call]]:
@@ -120,7 +120,7 @@ def _closed_over(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     """
     name = dotted(write.base)
     short = name.rpartition(".")[2]
-    for file in scene.files() if name else ():
+    for file in scene.files if name else ():
         for one in walk(file.tree, ast.Call):
             region, given = _region(file, one), one.args[1:]
             if region is None or not given or not region.args.args:

@@ -184,7 +184,7 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if not isinstance(save, ast.expr):
         return None
     if scene.unchecked == "ctx":  # a clone in `forward` has no graph
-        is_plain = scene.is_constant or not any(map(differentiates, scene.files()))
+        is_plain = scene.is_constant or not any(map(differentiates, scene.files))
         return _kept_by_ctx(scene, file, save) if is_plain else None
     operands = [_operand(file, save, node, one) for one in scene.finding.fields]
     kept = list(dict.fromkeys(one for one in operands if one is not None))

@@ -75,7 +75,7 @@ def expanded(scene: Scene) -> Iterator[Change]:
         if made is not None and calls(made, *_EXPANDS, "broadcast_tensors", "meshgrid"):
             yield Change(title, (append(write.file, made, ".clone()"),), cost)
             continue
-        found = [(file, one) for file in scene.files() for one in calls(file.tree, *_EXPANDS)]
+        found = [(file, one) for file in scene.files for one in calls(file.tree, *_EXPANDS)]
         held = {one.name for one in getattr(scene.finding.event, "holders", None) or ()} - {write.name}
         of_held = [one for _, one in found if last_name(owner(one)) in {name.rpartition(".")[2] for name in held}]
         for file, one in sorted(found, key=lambda each: each[1] not in of_held):
@@ -94,7 +94,7 @@ def not_shared(scene: Scene) -> Iterator[Change]:
                 yield Change("give the tensor its own bytes", (append(place.file, one, ".clone()"),), 0)
             elif called(one) in ("numpy", "__array__"):
                 yield Change("give numpy a copy", (append(place.file, one, ".copy()"),), 0)
-    for file in scene.files() if scene.code == "NC202" else ():
+    for file in scene.files if scene.code == "NC202" else ():
         for one in calls(file.tree, *SHARES):
             yield Change("give the tensor its own bytes", (append(file, one, ".clone()"),), 2)
 
@@ -241,7 +241,7 @@ def returned_apart(scene: Scene) -> Iterator[Change]:
     """
     event = scene.finding.event
     name = function_of(event.message) if scene.code == "NC305" and isinstance(event, Refusal) else ""
-    for file in scene.files() if name else ():
+    for file in scene.files if name else ():
         for forward in (one for one in functions(file.tree) if one.name == "forward"):
             around, rows = file.class_of(forward), [*walk(forward, ast.Return)]
             if around is None or around.name != name or len(rows) != 1 or calls(forward, "mark_dirty"):
@@ -262,7 +262,7 @@ def recorded_views(scene: Scene) -> Iterator[Change]:
     """
     written = scene.writes() if scene.code == "NC304" else []
     found = list[tuple[File, str, tuple[Edit | None, ...], list[ast.stmt]]]()
-    for file in dict.fromkeys([*(write.file for write in written), *(scene.files() if written else ())]):
+    for file in dict.fromkeys([*(write.file for write in written), *(scene.files if written else ())]):
         for block in walk(file.tree, ast.With):
             nodes = [one for row in block.body for one in ast.walk(row)]
             writing = any(isinstance(one, ast.Call) and writes(one) for one in nodes)
@@ -314,7 +314,7 @@ def _are_only_written(scene: Scene, file: File, body: list[ast.stmt]) -> bool:
         return False
     if not given:
         return True
-    named = [(each, one) for each in scene.files() for one in mentions(each, getattr(scope, "name", ""))]
+    named = [(each, one) for each in scene.files for one in mentions(each, getattr(scope, "name", ""))]
     calls = [(each, called_by(each, one)) for each, one in named]
     return len(calls) == 1 and all(call is not None and _is_given_to_writes(each, call) for each, call in calls)
 

@@ -72,7 +72,7 @@ def _calls(scene: Scene) -> Iterator[tuple[File, ast.Call]]:
             yield place.file, place.node
             part = dotted(place.node.func).removeprefix("self")
             whole = scene.name.partition(f"{part}.")[0] if part.startswith(".") else ""
-            for file in scene.files() if whole else ():
+            for file in scene.files if whole else ():
                 yield from ((file, one) for one in walk(file.tree, ast.Call) if dotted(one.func) == whole)
 
 

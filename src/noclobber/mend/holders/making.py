@@ -261,12 +261,15 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
             return []
         if around is None or any(last_name(one.value) != "self" for one in elsewhere):
             return []
-        return [one for one in walk(around, ast.AST) if _binds(one, f"self.{callee.attr}")]
+        return [one for one in walk(around, *_BOUND) if _binds(one, f"self.{callee.attr}")]
     if is_declared(file.tree, callee.id) or any(is_declared(one, callee.id) for one in functions(file.tree)):
         return []
     scopes = (one for one in file.around(where) if isinstance(one, Scope))
-    bound = ([one for one in within(scope, ast.AST) if _binds(one, callee.id)] for scope in scopes)
+    bound = ([one for one in within(scope, *_BOUND) if _binds(one, callee.id)] for scope in scopes)
     return next(filter(None, bound), [])
+
+
+_BOUND = (ast.Name, ast.Attribute, ast.Subscript, ast.arg)
 
 
 def _binds(node: ast.AST, name: str) -> bool:

@@ -80,7 +80,7 @@ def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
         return
     if any(next(walk(one, *LEAVING), None) is not None for one in passed):
         return
-    if any(one.name == "backward" for each in scene.files() for one in functions(each.tree)):
+    if any(one.name == "backward" for each in scene.files for one in functions(each.tree)):
         return
     lines = [lines_of(file, one) for one in moved]
     put = insert(file, lines_of(file, passed[0])[0], 1, "".join(f"{text_of_lines(file, *one)}\n" for one in lines))
@@ -92,10 +92,10 @@ def _run_first(scene: Scene, read: Place, target: ast.AST) -> Iterator[Change]:
 
 def _only_compute(scene: Scene, file: File, rows: list[ast.stmt]) -> bool:
     """Whether all that some statements run is known, with the forwards of the program's modules, and is no hook."""
-    forwards = [one for each in scene.files() for one in functions(each.tree) if one.name in ("forward", "__call__")]
+    forwards = [one for each in scene.files for one in functions(each.tree) if one.name in ("forward", "__call__")]
     ran = [each for row in (*rows, *forwards) for each in run_by(scene, row)] + [*forwards]
     own = {getattr(one, "name", "") for one in ran} | {*_KNOWN}
-    made = [called(one) for each in scene.files() for one in walk(each.tree, ast.Call)]
+    made = [called(one) for each in scene.files for one in walk(each.tree, ast.Call)]
     return (
         not any(uses_gradients(file, one) for one in ran)
         and not any(one.startswith("register_") and "hook" in one for one in made)

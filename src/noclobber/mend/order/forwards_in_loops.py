@@ -207,7 +207,7 @@ def _runs_models(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assig
     needed = made_of({name for one in calls(read, "backward") for name in names_in(one.func)}, loop)
     makes = [one for one in simple_statements(loop) if needed & names_stored(one)]
     found = [one for row in (*makes, read) for one in walk(row, ast.Call)]
-    ran = [(each, one) for call in found for one in run_by(scene, call) for each in scene.files() if one in each.above]
+    ran = [(each, one) for call in found for one in run_by(scene, call) for each in scene.files if one in each.above]
     of_files = {getattr(one, "name", "") for _, one in ran}
     inside = [(each, one) for each, function in ran for one in walk(function, ast.Call)]
     return any(mentions_models(one, models - others) for _, one in ran) or any(
@@ -249,7 +249,7 @@ def _is_plain(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign])
     is_closure, ran = isinstance(loop, FUNCTION), [one for row in rows for one in run_by(scene, row)]
     names = set[str]().union(*map(names_used, (*rows, *ran)))
     compared = any(next(walk(one, ast.Compare), None) is not None for one in (*rows, *ran))
-    whole = {name.lower() for each in scene.files() for name in names_used(each.tree)}
+    whole = {name.lower() for each in scene.files for name in names_used(each.tree)}
     return (
         all(len(uses_in(scope, one, ast.Store)) == 1 for one in bound)
         and all(isinstance(one, (ast.Assign, ast.Expr)) and not list(run_by(scene, one)) for one in between)

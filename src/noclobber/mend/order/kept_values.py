@@ -73,11 +73,11 @@ def not_kept(scene: Scene) -> Iterator[Change]:
 def _kept(scene: Scene, state: str) -> Kept | None:
     """How the place of a state is filled once; None where that is not known, or more than one `if` fills it."""
     name = re.sub(r"(\[[^]]*\])+$", "", state).rpartition(".")[2]
-    found = [one for file in scene.files() for one in _filling(file, name)] if name else []
+    found = [one for file in scene.files for one in _filling(file, name)] if name else []
     if len(found) != 1:
         return None
     (one,) = found
-    used = [(each, use) for each in scene.files() for use in mentions(each, name)]
+    used = [(each, use) for each in scene.files for use in mentions(each, name)]
     others = [each.nearest(use, ast.stmt) for each, use in used if _is_filled(each, use)]
     return one if all(row in one.rows or _empties(row) for row in others) else None
 
@@ -166,7 +166,7 @@ def _is_computed(scene: Scene, kept: Kept) -> bool:
     return (
         (is_filled or (not bound and len(rows) == 1))
         and all(_is_made_alike(file, one, own | kept.asked, name) for one in made)
-        and not any(_is_changed(each, kept) for each in scene.files())
+        and not any(_is_changed(each, kept) for each in scene.files)
         and repeats(scene, file, rows, ())
     )
 

@@ -33,7 +33,7 @@ LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldF
 def is_apart(scene: Scene, file: File, rows: Sequence[ast.AST]) -> bool:
     """Return True if statements, or the heads of a `with`, are known to do the same below a backward as above it."""
     ran = [one for row in rows for one in run_by(scene, row)]
-    own = [one for each in scene.files() for one in functions(each.tree) if not _is_of_function(each, one)]
+    own = [one for each in scene.files for one in functions(each.tree) if not _is_of_function(each, one)]
     properties = [one for one in own if {"property", "cached_property"} & {*map(last_name, one.decorator_list)}]
     return (
         not any(one.name in ("backward", "zero_grad") for one in own)
@@ -65,7 +65,7 @@ def runs_what_it_is_given(scene: Scene, file: File, rows: Sequence[ast.AST]) -> 
     """`for each in callbacks: each(loss)`, `getattr(each, name)(loss)`: whether some statements, or what they run, call
     what a variable holds. It may do anything, also with gradients."""
     ran = [one for row in rows for one in run_by(scene, row)]
-    held = {one.attr for each in scene.files() for one in walk(each.tree, ast.Attribute) if is_stored(each, one)}
+    held = {one.attr for each in scene.files for one in walk(each.tree, ast.Attribute) if is_stored(each, one)}
     top = {name for row in file.tree.body if isinstance(row, ast.Assign) for name in names_stored(row)}
     for part, scope in (*((row, file.scope(row)) for row in rows), *zip(ran, ran, strict=True)):
         own = names_stored(scope) | top | {*(parameters(scope) if isinstance(scope, FUNCTION) else ())}
@@ -82,8 +82,8 @@ def runs_what_it_is_given(scene: Scene, file: File, rows: Sequence[ast.AST]) -> 
 def module_of(scene: Scene, call: ast.Call) -> str:
     """What makes the module that a call runs: "nn.Linear", or a class of the program's files; empty where it is none of
     these, or not known."""
-    file = next((one for one in scene.files() if call in one.above), None)
+    file = next((one for one in scene.files if call in one.above), None)
     made = module_called(file, call) if file is not None else None
     name = dotted(made.func) if made is not None else ""
-    classes = {one.name for each in scene.files() for one in walk(each.tree, ast.ClassDef)}
+    classes = {one.name for each in scene.files for one in walk(each.tree, ast.ClassDef)}
     return name if name.split(".")[0] in ("nn", "torch") or name in classes else ""

@@ -37,7 +37,7 @@ def repeats(scene: Scene, file: File, rows: Sequence[ast.stmt], models: Collecti
     ran = [one for row in rows for one in run_by(scene, row)]
     known = {one.name for one in ran if isinstance(one, FUNCTION)}
     parts: list[tuple[File, ast.AST]] = [(file, one) for one in rows]
-    parts += [(each, one) for one in ran for each in scene.files() if one in each.above]
+    parts += [(each, one) for one in ran for each in scene.files if one in each.above]
     is_known = all(_only_computes(each, one, {*known, *models}) for each, one in parts)
     return is_known and all(isinstance(one, FUNCTION) for one in ran)
 
@@ -81,7 +81,7 @@ def _is_known(file: File, call: ast.Call, known: Collection[str]) -> bool:
 
 def keeps_state(scene: Scene) -> bool:
     """Return True if a module of the program may keep something each time that it runs."""
-    for file in scene.files():
+    for file in scene.files:
         forwards = [one for one in functions(file.tree) if one.name in ("forward", "__call__")]
         around = [of for one in forwards if (of := file.class_of(one)) is not None]
         for method in (one for of in around for one in functions(of) if one.name != "__init__"):

@@ -371,7 +371,7 @@ def _parameters_of(scene: Scene, name: str) -> str:
     """The parameters of an optimizer, as an expression: of the module that it was seen to step, else of its groups."""
     module = next((one.module for one in _optimizers(scene) if one.name == name), "")
     root = module.partition(".")[0]
-    bound = [one for file in scene.files() for one in uses_in(file.tree, root, ast.Store)]
+    bound = [one for file in scene.files for one in uses_in(file.tree, root, ast.Store)]
     return f"list({module}.parameters())" if module and len(bound) <= 1 else _of_groups(name)
 
 
