@@ -3869,6 +3869,26 @@ def run():
 """,
         lambda x, w: torch.autograd.grad((F.linear(x @ w, torch.full_like(w, 0.5)) + 1).square().sum(), [x, w]),
     ),
+    "a view of a bias, whose values go back to its place": (
+        """
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 4, dtype=torch.float64)
+        nn.init.zeros_(self.out.bias)
+        self.begin()
+    def begin(self):
+        bias = self.out.bias.view(2, -1)
+        bias[:, 0] += 0.5
+        bias[:, 1:] += 0.25
+        self.out.bias = nn.Parameter(bias.view(-1), requires_grad=True)
+
+def run():
+    head = Head()
+    (head.out.bias * (x @ w)).square().sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x.new_tensor([0.5, 0.25, 0.5, 0.25]) * (x @ w)).square().sum(), [x, w]),
+    ),
     "a variable that a call fills": (
         """
 def run():
@@ -4277,6 +4297,20 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "a view of a bias that goes on in another place": """
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 4, dtype=torch.float64)
+        bias = self.out.bias.view(-1)
+        bias += 0.5
+        self.shifted = nn.Parameter(bias.view(-1))
+    def forward(self, h):
+        return h * self.out.bias + h.sin() * self.shifted
+
+def run():
+    Head()(x @ w).sum().backward()
+""",
     "a picture of what is read no more, beside one of what is printed": """
 def draw(values):
     heat = values.data
