@@ -109,6 +109,32 @@ def test_a_change_through_data() -> None:
     assert finding.message == "`g` is changed through `.data`: the gradient leaves that out"
 
 
+@pytest.mark.parametrize(
+    ("line", "piece", "op", "said"),
+    [
+        ("h[:, 0] = h[:, 0] * 2", "h[:, 0]", "aten::copy_", "`h[:, 0]`"),
+        ("h.view(-1).data[0] *= 2", "h.view(-1).data[0]", "aten::mul_", "`h.view(-1).data[0]`"),
+        ("torch.nn.init.normal_(h[1:])", "", "aten::normal_", "`h[1:]`"),
+        ("F.relu(h[1:], inplace=True)", "", "aten::relu_", "`h[1:]`"),
+        ("torch.mul(h.T, 2, out=h.T)", "", "aten::mul", "`h.T`"),
+        ("torch._foreach_mul_([h.T, h[0]], 2)", "", "aten::_foreach_mul_", "a tensor of shape (2, 2)"),
+        ("self.relu(h.T)", "", "aten::relu_", "a tensor of shape (2, 2)"),
+        ("self.averages.update_(h.T)", "", "aten::mul_", "a tensor of shape (2, 2)"),
+        ("h.view(-1)[: len(h) * 2 - 1].unflatten(0, (2, 2)).mul_(2)", "", "aten::mul_", "a tensor of shape (2, 2)"),
+    ],
+)
+def test_what_has_no_name_is_told_as_the_line_has_it(line: str, piece: str, op: str, said: str) -> None:
+    program = Program(f"""
+    def forward(self, h):
+        with torch.no_grad():
+            {line}
+        h.sum().backward()
+""")
+    read = Read("", program.at("h.sum().backward()"))
+    finding = the(Untracked(write(op, program.at(piece or line), version_after=0), "no_grad", Tensor((2, 2)), read))
+    assert finding.message == f"{said} is changed under `no_grad`: the gradient leaves that out"
+
+
 def test_values_of_another_tensor_are_cut_off() -> None:
     finding = untracked("h.copy_(u)", "aten::copy_", "no_grad", Tensor((4,), name="h"), Tensor((4,), name="u"))
     assert finding.message == "`h` gets values from the graph under `no_grad`: no gradient flows back to them"

@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.silent import Event, Untracked
@@ -56,7 +57,7 @@ from noclobber.rules.shared.wording import name_in_words, op_in_words
 from noclobber.syntax.depending import depends_on
 from noclobber.syntax.names import called, is_given, keyword, values
 from noclobber.syntax.tree import place_of
-from noclobber.syntax.writes import WriteSyntax, write_at
+from noclobber.syntax.writes import Form, WriteSyntax, write_at
 
 SEVERITY = "warning"
 
@@ -83,7 +84,7 @@ def find(event: Event) -> Finding | None:
     """The finding for a change that autograd did not record, to a tensor that backward then goes through."""
     if not isinstance(event, Untracked) or _only_shifts(event):
         return None
-    what, cut = subject(event.tensor), event.source is not None
+    what, cut = subject(replace(event.tensor, name=event.tensor.name or _as_written(event))), event.source is not None
     source = f"`{event.source.name}`" if event.source is not None and event.source.name else "the value written"
     headline = (
         f"{what} gets values from the graph {_WHERE[event.how]}: no gradient flows back to them"
@@ -101,6 +102,23 @@ def find(event: Event) -> Finding | None:
         notes=[_unrecorded(event)],
         helps=_cures(event),
     )
+
+
+def _as_written(event: Untracked) -> str:
+    """`x[:, 0]` of `x[:, 0] *= 2`: what a line writes, as it has it; empty where the line may give it to others that
+    write. By the time of a backward no name may hold a view."""
+    place = place_of(event.write.site)
+    write = write_at(place) if place is not None and event.how != "foreign" else None
+    if write is None or write.target is None:
+        return ""
+    of_call = called(write.call) == op_in_words(event.write.op)
+    is_there = of_call if write.form is Form.METHOD else write.form in (Form.ITEM, Form.AUGMENTED, Form.FLAG)
+    text = _text(write.target) if is_there else ""
+    return text if len(text) <= _LONGEST else ""
+
+
+_LONGEST = 40
+"""Characters of what a headline says instead of a name."""
 
 
 def _only_shifts(event: Untracked) -> bool:
