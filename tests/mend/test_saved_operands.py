@@ -24,7 +24,7 @@ def memory(tensor: torch.Tensor) -> int:
 
 def calls(op: Any) -> Iterator[tuple[list[Any], Any]]:
     """Yield the arguments of some calls, in the order in which a program gives them, and the node of the result."""
-    for sample in islice(op.sample_inputs("cpu", torch.float64, requires_grad=True), SAMPLES):
+    for sample in islice(op.sample_inputs_func(op, "cpu", torch.float64, requires_grad=True), SAMPLES):
         args = [sample.input, *sample.args]
         if isinstance(sample.input, torch.Tensor):
             args = [one * 1 if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]

@@ -19,6 +19,7 @@ KEPT = []
 LAST = None
 
 pytestmark = pytest.mark.usefixtures("looks_anew")
+count_of_frozen = gc.get_freeze_count
 
 
 def made():
@@ -467,7 +468,8 @@ def test_beside_more_saves_than_the_collector_sees():
 
 
 def test_what_the_collector_is_made_to_forget_is_not_known(monkeypatch):
-    monkeypatch.setattr(holders, "frozen", gc.get_freeze_count())
+    monkeypatch.setattr(gc, "get_freeze_count", count_of_frozen)
+    monkeypatch.setattr(holders, "frozen", count_of_frozen())
 
     def frozen():
         h = made()
