@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -204,7 +205,11 @@ def _prepared() -> Callable[[int], NoReturn]:
     tempfile.tempdir = None  # a program may have another `TMPDIR`
     gc.collect()
     gc.freeze()
-    holders.frozen = gc.get_freeze_count()  # none of these holds a tensor of a program
+    # None of these holds a tensor of a program, and to count them takes as long as the rest of a look for holders.
+    gc.get_freeze_count = lambda: 1
+    holders.frozen = 1
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        one.atexit = False  # torch takes its libraries of operators apart at each exit: a 25th of a second
     return os._exit  # `noclobber run` reports in the one that a program finds
 
 

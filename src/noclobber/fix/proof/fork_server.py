@@ -22,6 +22,7 @@ from noclobber import rules
 from noclobber.fix.proof.trials.job import DYNAMO, ERRORS, OUTPUT, Order, put
 from noclobber.fix.proof.trials.launcher import DONE, TICK, TOLD, WORK, Launcher, command, end_started
 from noclobber.fix.proof.trials.trial import TrialProcess
+from noclobber.session.program import own_files
 
 _NEEDED = (
     "noclobber.fix.proof.hints",
@@ -67,6 +68,7 @@ def prepare() -> None:
         for name in _NEEDED:
             importlib.import_module(name)
         rules.catalogue()
+        own_files("")  # whose each module is, is known from then on
 
 
 def _fork(folder: str, words: list[str], asking: int) -> int:
