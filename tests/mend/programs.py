@@ -4297,6 +4297,17 @@ def run():
 """PyTorch refuses these, so they have no gradients of their own: with the gradients that the change is to give."""
 
 WORDS = {
+    "weights of an inner loop that come back by the name of the argument": """
+def adapted(theta):
+    fast = theta
+    fast -= 0.5
+    theta = fast
+    return theta
+
+def run():
+    quick = adapted(w)
+    ((x @ quick).sin() + x @ w).sum().backward()
+""",
     "a view of a bias that goes on in another place": """
 class Head(nn.Module):
     def __init__(self):

@@ -504,7 +504,8 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     written = [*writes_through(file, scope, name)]
     again = [one for one in uses(scope, name, ast.Load) if file.statement(one) not in written]
     again = [one for one in again if getattr(file.above[one], "attr", "") != "grad"]
-    places = {dotted(one) for one in held} - {""}  # `bias = self.out.bias.view(-1)`: it may go back to its own place
+    # `bias = self.out.bias.view(-1)`: it may go back to its own place.
+    places = {dotted(one) for one in held if isinstance(one, ast.Attribute)} - {""}
     again = [one for one in again if places.isdisjoint(map(dotted, targets(file.nearest(one, ast.stmt) or found)))]
     loops = file.loops(found)
     again = [one for one in again if starts(one) >= ends(found) or not set(loops).isdisjoint(file.around(one))]
