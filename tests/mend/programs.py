@@ -4305,8 +4305,9 @@ def adapted(theta):
     return theta
 
 def run():
-    quick = adapted(w)
-    ((x @ quick).sin() + x @ w).sum().backward()
+    net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+    quick = adapted(net.weight)
+    (F.linear(x @ w, quick).sin() + net(x @ w)).sum().backward()
 """,
     "a view of a bias that goes on in another place": """
 class Head(nn.Module):
