@@ -2187,17 +2187,6 @@ both = itertools.chain(g.parameters(), e.parameters())
 opt_d, opt_g = torch.optim.SGD(d.parameters(), 0.1), torch.optim.SGD(both, 0.1)
 """
     + STEPS.replace("g(x.detach())", "e(g(x.detach()))"),
-    "a penalty that two turns share": """
-def run():
-    opt = torch.optim.SGD([x, w], lr=0.1)
-    for step in range(4):
-        if step % 2 == 0:
-            pull = (x**3 - 1).square().sum() + (w**3).sum()
-        loss = (x @ w - 3).square().sum() + pull * 0.5
-        opt.zero_grad()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
     "parts of what is unbound, of which two are read before the whole is written": """
 def run():
     a = torch.ones(3, 2, dtype=torch.float64)
@@ -2937,49 +2926,14 @@ def _by_closure(x, w):
     return [x.grad, w.grad]
 
 
-SOUND |= {
-    f"a loss that is computed before a loop of steps, and {why}": text
-    for why, text in {
-        "draws numbers": """
-def cost():
-    return (x @ w.sin() + torch.randn(3, 4)).square().sum()
-def run():
-    opt, loss = torch.optim.SGD([x, w], lr=0.1), cost()
-    for _ in range(3):
-        opt.zero_grad()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-        "is read by another loop": """
-def run():
-    opt = torch.optim.SGD([x, w], lr=0.1)
-    loss = (x @ w.sin()).square().sum()
-    while loss.item() > 1e3:
-        loss = loss * 0.5
-    for _ in range(3):
-        opt.zero_grad()
-        loss.backward(retain_graph=True)
-        opt.step()
-""",
-        "belongs to optimizers that step in turn": """
+SOUND["a loss that is computed before a loop of steps, and belongs to optimizers that step in turn"] = """
 def run():
     loss = (x @ w.sin()).square().sum()
     for opt in (torch.optim.SGD([x], lr=0.1), torch.optim.SGD([w], lr=0.1)):
         opt.zero_grad()
         loss.backward(retain_graph=True)
         opt.step()
-""",
-        "is one of those that the loop makes": """
-def run():
-    opt = torch.optim.SGD([x, w], lr=0.1)
-    fixed = (x @ w.sin()).square().sum()
-    for _ in range(3):
-        opt.zero_grad()
-        (fixed - (x @ w).sum()).backward(retain_graph=True)
-        opt.step()
-""",
-    }.items()
-}
+"""
 REFUSED = {
     **{
         f"a loss that is computed before {where}": (text, lambda x, w: _trained_anew(x, w))
@@ -7310,6 +7264,49 @@ def run():
         ("that is read below, of a loop that may not run", "loss = (x @ w).sin().sum()", "len([x, w])", "print(loss)"),
     ]
 }
+WORDS |= {
+    "a penalty that two turns share": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    for step in range(4):
+        if step % 2 == 0:
+            pull = (x**3 - 1).square().sum() + (w**3).sum()
+        loss = (x @ w - 3).square().sum() + pull * 0.5
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a loss that is computed before a loop of steps, and draws numbers": """
+def cost():
+    return (x @ w.sin() + torch.randn(3, 4)).square().sum()
+def run():
+    opt, loss = torch.optim.SGD([x, w], lr=0.1), cost()
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a loss that is computed before a loop of steps, and is read by another loop": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    loss = (x @ w.sin()).square().sum()
+    while loss.item() > 1e3:
+        loss = loss * 0.5
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+    "a loss that is computed before a loop of steps, and is one of those that the loop makes": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    fixed = (x @ w.sin()).square().sum()
+    for _ in range(3):
+        opt.zero_grad()
+        (fixed - (x @ w).sum()).backward(retain_graph=True)
+        opt.step()
+""",
+}
 WORDS["an operand of a method that an object of the file may have too"] = """
 class Log:
     def log(self):
@@ -7403,3 +7400,181 @@ def run():
     y = twice(w)
     (y * w).sum().backward()
 """
+STACKED = """
+class Stacked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into = nn.ModuleList(nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
+        self.over = nn.ModuleList([nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, dtype=torch.float64)])
+    def forward(self, rows):
+        h = torch.zeros(2, 4, dtype=torch.float64)
+        for row in rows:
+            for k in range(2):
+                {update}
+                row = h[k]
+        return row
+stacked = Stacked()
+def run():
+    stacked(x @ w).square().sum().backward()
+"""
+SOUND["states in one tensor that modules of a list read"] = STACKED.format(
+    update="h[k] = torch.tanh(self.into[k](row) + self.over[k](h[k]))"
+)
+BANK = """
+class Bank:
+    def __init__(self):
+        self.slots = torch.zeros(3, 4, dtype=torch.float64)
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, bank):
+        for row in range(3):
+            bank.slots[row] = h[row]
+        {keep}
+        return h * h
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * {kept}[0:3] * g, None
+bank = Bank()
+def run():
+    (Square.apply(x @ w, bank) + Square.apply(x @ w.sin(), bank)).sum().backward()
+"""
+NARROW = """
+net = nn.Linear(4, 4, dtype=torch.float64)
+def run():
+    nn.init.zeros_(net.bias)
+    {set}
+    (x @ w * net.bias).sum().backward()
+"""
+MASKED = """
+net = nn.Sequential(nn.Linear(4, 4, bias=False, dtype=torch.float64))
+masks = {{"0": torch.eye(4, dtype=torch.float64)}}
+opt = torch.optim.SGD({weights}, lr=0.1)
+def apply_masks(model, masks):
+    for name, one in model.named_modules():
+        if name in masks:
+            one.weight *= masks[name]
+def run():
+    net[0].weight = nn.Parameter(w.detach().clone())
+    opt.param_groups[0]["params"] = [net[0].weight]
+    for _ in range(3):
+        loss = net(x.detach()).square().sum()
+        {before}
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        {after}
+    x.grad, w.grad = None, net[0].weight.detach()
+"""
+
+
+def _masked(x, w):
+    for _ in range(3):
+        w = w.detach().requires_grad_()
+        (g,) = torch.autograd.grad((x.detach() @ w.T).square().sum(), w)
+        w = (w - 0.1 * g) * torch.eye(4, dtype=w.dtype)
+    return [None, w]
+
+
+def _by_hand(x, w):
+    for _ in range(3):
+        w = w.detach().requires_grad_()
+        (g,) = torch.autograd.grad((x.detach() @ w.sin()).square().sum(), w)
+        w = w - 0.01 * g
+    return [None, w]
+
+
+REFUSED |= {
+    "the first values of a weight that a function is given, and freezes": (
+        """
+import numpy as np
+table = nn.Embedding(3, 4, dtype=torch.float64)
+def fill(into):
+    angles = np.arange(12.0).reshape(3, 4)
+    into[:, 0::2] = torch.DoubleTensor(np.sin(angles[:, 0::2]))
+    into[:, 1::2] = torch.DoubleTensor(np.cos(angles[:, 1::2]))
+    into.requires_grad = False
+def run():
+    fill(table.weight)
+    (x @ w * table(torch.arange(3))).sum().backward()
+""",
+        lambda x, w: torch.autograd.grad((x @ w * _sines()).sum(), [x, w]),
+    ),
+    "a part of a bias that has no name": (
+        NARROW.format(set='getattr(net, "bias").chunk(2)[1].fill_(1.0)'),
+        lambda x, w: torch.autograd.grad((x @ w)[:, 2:].sum(), [x, w]),
+    ),
+    "both parts of a bias": (
+        NARROW.format(set="low, high = net.bias.chunk(2)\n    low.fill_(0.5)\n    high.fill_(1.0)"),
+        lambda x, w: torch.autograd.grad((x @ w)[:, 2:].sum() + (x @ w)[:, :2].sum() / 2, [x, w]),
+    ),
+    "a mask that a function puts on weights after each step": (
+        MASKED.format(weights="net.parameters()", before="", after="apply_masks(net, masks)"),
+        _masked,
+    ),
+    "weights that a loop steps by what autograd.grad gives": (
+        """
+def run():
+    fast = {"w": w.detach().clone().requires_grad_()}
+    for _ in range(3):
+        loss = (x.detach() @ fast["w"].sin()).square().sum()
+        grads = torch.autograd.grad(loss, fast.values())
+        for one, g in zip(fast.values(), grads):
+            one -= 0.01 * g
+    w.grad = fast["w"].detach()
+""",
+        _by_hand,
+    ),
+    "a loss before a loop that steps by hand through data": (
+        """
+def run():
+    a, inputs = w.detach().clone().requires_grad_(), x.detach()
+    h = inputs @ a.sin()
+    loss = h.square().sum()
+    for _ in range(3):
+        a.grad = None
+        loss.backward(retain_graph=True)
+        a.data -= 0.01 * a.grad
+    w.grad = a.detach()
+""",
+        _by_hand,
+    ),
+    "what a ctx keeps of an argument's attribute": (
+        BANK.format(keep="ctx.kept = bank.slots", kept="ctx.kept"),
+        lambda x, w: torch.autograd.grad(((x @ w).square() + (x @ w.sin()).square()).sum(), [x, w]),
+    ),
+}
+WORDS |= {
+    "what a ctx keeps twice": BANK.format(
+        keep="ctx.kept, ctx.bank = bank.slots, bank", kept="(0 * ctx.kept + ctx.bank.slots)"
+    ),
+    "modules of a list that another is put into": STACKED.format(
+        update="h[k] = torch.tanh(self.into[k](row) + self.over[k](h[k]))"
+    ).replace("    def forward", "        self.over.append(nn.Identity())\n    def forward"),
+    "a part of a bias, and one that is set later": NARROW.format(
+        set="low, high = net.bias.chunk(2)\n    low.fill_(0.5)\n    print(low)\n    high.fill_(1.0)"
+    ),
+    "parts of a bias that have no name, and are not set side by side": NARROW.format(
+        set='getattr(net, "bias").chunk(2)[0].fill_(1.0)\n    print()\n    getattr(net, "bias").chunk(2)[1].fill_(1.0)'
+    ),
+    "a mask that is put on weights before a backward, too": MASKED.format(
+        weights="net.parameters()", before="apply_masks(net, masks)", after="apply_masks(net, masks)"
+    ),
+    "a mask on the weights of another model than that which steps": MASKED.format(
+        weights="nn.Linear(4, 4).parameters()", before="", after="apply_masks(net, masks)"
+    ),
+    "what is computed once, and read in each turn of a loop that steps": """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    near = (w @ w).softmax(-1)
+    for scale in (1.0, 2.0, 3.0):
+        opt.zero_grad()
+        loss = (x @ near * scale).square().sum()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+}
+
+
+def _sines():
+    angles = torch.arange(12, dtype=torch.float64).reshape(3, 4)
+    return torch.where(torch.arange(4) % 2 == 0, angles.sin(), angles.cos())

@@ -19,7 +19,10 @@ class Net(nn.Module):
         super().__init__()
         self.fc, self.act, self.drop = nn.Linear(2, 2), nn.ReLU(inplace=True), nn.Dropout(0.1)
         self.own = Linear(2, 2)
-        self.parts = nn.ModuleList([nn.Linear(2, 2)])
+        self.parts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.mixed = nn.ModuleList([nn.Linear(2, 2), nn.Identity()])
+        self.grown = nn.ModuleList([nn.Linear(2, 2)])
+        self.grown.append(nn.Identity())
     def inner(self, t):
         return self.fc(t) * 2
     def same(self, t):
@@ -31,6 +34,8 @@ ALONE = {
     "the result of an operator": "h = x @ x\nh += 1",
     "of a method": "h = x.sigmoid()\nh += 1",
     "of a module": "h = self.fc(x)\nh += 1",
+    "of a module of a list": "h = self.parts[0](x)\nh += 1",
+    "of each module of a list": "for layer in self.parts:\n    h = layer(x)\n    h += 1",
     "of a module in place, of what is new": "h = self.act(self.fc(x))\nh += 1",
     "of a module in place, on the name": "h = self.fc(x)\nh = self.act(h)\nh += 1",
     "of a module that may pass it on": "h = self.fc(x)\nh = self.drop(h)\nh += 1",
@@ -52,7 +57,8 @@ SHARED = {
     "a view of another": "h = x.view(-1)\nh += 1",
     "what may be the argument": "h = self.drop(x)\nh += 1",
     "what a method gives back": "h = self.same(x)\nh += 1",
-    "a module of a list": "h = self.parts[0](x)\nh += 1",
+    "a module of a list of several kinds": "h = self.mixed[0](x)\nh += 1",
+    "a module of a list that something is added to": "h = self.grown[0](x)\nh += 1",
     "another name": "h = self.fc(x)\ny = h\nh += 1\nreturn y",
     "another name for a view": "h = self.fc(x)\ny = h.view(-1)\nh += 1\nreturn y",
     "in a container": "h = self.fc(x)\nself.seen.append(h)\nh += 1",

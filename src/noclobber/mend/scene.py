@@ -26,7 +26,7 @@ from noclobber.model.source import Owner, Span, owner_of, source_text
 from noclobber.rules.shared.wording import op_in_words
 from noclobber.syntax.names import attributes, called, called_by, calls, dotted, names_used, optimizer_of, owner
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
-from noclobber.syntax.writes import WriteSyntax, write_at, writes
+from noclobber.syntax.writes import WriteSyntax, descends, write_at, writes
 
 Read = Callable[[str], str]
 _WIDE = ("float32", "float64", "complex64", "complex128")
@@ -235,9 +235,13 @@ class Scene:
         return step, read
 
     def reads_first(self) -> bool:
-        """Whether the step stands below the backward, as in a loop whose turns share a graph."""
-        places = self.step_and_backward()
-        return places is not None and getattr(places[1].node, "lineno", 0) < places[0].row.lineno
+        """Whether the step, of an optimizer or by hand, stands below the backward, as in a loop whose turns share a
+        graph."""
+        step, read = self.place("write"), self.place("read")
+        if step is None or read is None or step.file is not read.file:
+            return False
+        is_step = self.steps() or descends(step.file, step.row)
+        return is_step and getattr(read.node, "lineno", 0) < step.row.lineno
 
     def lines_written(self, file: File) -> set[int]:
         """The lines of the writes; 0 for a line of another file, or an unknown line."""

@@ -342,11 +342,27 @@ def bound_by_loop(file: File, node: ast.AST) -> set[str]:
     return {name for one in file.around(node) if isinstance(one, FOR) for name in names_in(one.target)}
 
 
+TAKING_OUT = ("list", "tuple", "reversed", "sorted", "iter", "zip", "enumerate")
+"""What gives the items of containers, and nothing else does with them what it is not asked for."""
+
+
 def gone_through(file: File, node: ast.AST, name: str) -> ast.expr | None:
     """What the innermost loop or comprehension around a node goes through that binds a name; None if none does."""
     around = [each for one in file.around(node) for each in getattr(one, "generators", [one])]
     turns = (one for one in around if isinstance(one, (*FOR, ast.comprehension)))
     return next((one.iter for one in turns if name in names_in(one.target)), None)
+
+
+def taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what a loop calls the items of a container, with the container: of each that `zip` and its like take."""
+    if not isinstance(container, ast.Call) or called(container) not in TAKING_OUT:
+        return [(target, container)]
+    if called(container) == "enumerate":
+        target = target.elts[-1] if isinstance(target, ast.Tuple) else target
+    elif called(container) == "zip":
+        parts = target.elts if isinstance(target, ast.Tuple) else [target] * len(container.args)
+        return [pair for one, each in zip(parts, container.args, strict=False) for pair in taken_out(one, each)]
+    return [pair for each in container.args for pair in taken_out(target, each)]
 
 
 def made_of(names: set[str], rows: ast.AST) -> set[str]:
@@ -428,18 +444,25 @@ def _is_gradient(file: File, node: ast.AST, known: tuple[str, ...]) -> bool:
     if node.id in known:
         return True
     scope = file.scope(node)
-    bound = [file.statement(one) for one in uses(scope, node.id, ast.Store)]
+    bound = [file.nearest(one, ast.stmt) for one in uses(scope, node.id, ast.Store)]
     is_own = bool(bound) and node.id not in parameters(scope)
     return is_own and all(_gives_gradients(file, one, (*known, node.id)) for one in bound)
 
 
 def _gives_gradients(file: File, row: ast.stmt | None, known: tuple[str, ...]) -> bool:
-    """Whether a statement binds what `autograd.grad` gives, as `g, = grad(loss, w)`, or a name to a value of those."""
+    """Whether a statement binds what `autograd.grad` gives, as `g, = grad(loss, w)`, or a name to a value of those; a
+    loop its last known name, as `for w, g in zip(ws, grads)`."""
+    if isinstance(row, FOR):
+        through = [whole for one, whole in taken_out(row.target, row.iter) if dotted(one) == known[-1]]
+        return bool(through) and all(_is_gradient(file, one, known) or _is_by_grad(one) for one in through)
     if not isinstance(row, ast.Assign):
         return False
     if isinstance(row.targets[0], ast.Name) and is_of_gradients(file, row.value, known):
         return True
-    value = unindexed(row.value)
+    return _is_by_grad(unindexed(row.value))
+
+
+def _is_by_grad(value: ast.expr) -> bool:
     if not isinstance(value, ast.Call) or called(value) != "grad":
         return False
     return keyword(value, "create_graph") is None or is_given(value, "create_graph", False)

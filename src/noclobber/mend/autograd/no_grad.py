@@ -113,7 +113,7 @@ def under_mode(scene: Scene) -> Iterator[Change]:
         may_be_update = is_constant or _may_be_update(write, scene.kind)
         if not may_be_update or (_is_tracked(write) and not of_itself):
             continue
-        likely = scene.is_leaf or (scene.code == "NC304" and scene.kind == "parameter")
+        likely = scene.is_leaf or (scene.code in ("NC303", "NC304") and scene.kind == "parameter")
         more = 0 if likely else LAST_RESORT
         rows = file.beside(found, partial(_goes_on, file, write.name), above=False)
         if len(rows) > 1:
@@ -129,7 +129,8 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
     file, found, event = write.file, write.statement, scene.finding.event
     is_weight = scene.kind == "parameter"
-    to_leaf = scene.is_leaf or (scene.code == "NC304" and is_weight)  # else a backward may need what is written
+    is_of_weight = is_weight and scene.code in ("NC303", "NC304")
+    to_leaf = scene.is_leaf or is_of_weight  # else a backward may need what is written
     if not isinstance(event, Refusal) or not to_leaf or not has_torch(file):
         return []
     if scene.places("read") or "ctx" in parameters(file.scope(found)) or _comes_again(scene, event):
@@ -143,27 +144,46 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if _is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
         return []
     is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
-    is_update |= carries and is_weight and _follows_step(file, write)
+    is_update |= event.carries_gradient is not None and is_weight and _follows_step(file, write)
     is_begun = of_constants and not event.is_saved and _is_begun(file, write)
     if not (is_update or is_begun or (is_weight and (is_average(found) or of_constants))):
         return []
 
+    names = _parts(file, write) if is_of_weight else {write.name}
+
     def fits(one: ast.stmt) -> bool:
-        is_of_leaf = is_weight or is_begun or descends(file, found)
-        if is_of_leaf and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
+        is_of_leaf = bool(write.name) and (is_weight or is_begun or descends(file, found))
+        is_same = any(_sets(file, each, one) for each in names)
+        if is_of_leaf and (is_same or (of_constants and _is_like(file, write, one))):
             return True
         return descends(file, one) or _sets_leaf(file, one) or _clears(one)
 
     rows = file.beside(found, fits)
     kept = [at for at, one in enumerate(rows) if not _clears(one)]
     rows = rows[kept[0] : kept[-1] + 1]
-    more = (one for one in writes_through(file, file.scope(found), write.name) if one not in rows)
+    more = (one for name in names for one in writes_through(file, file.scope(found), name) if one not in rows)
+    more = more if write.name else (one for one in _like_nameless(file, write) if one is not found)
     if any(_is_refused_too(file, one) for one in more):
         return []
     others = (one for one in walk(file.tree, ast.stmt) if one not in rows and not _is_guarded(file, one))
     if any(_sets_leaf(file, one) or (descends(file, one) and descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
+
+
+def _parts(file: File, write: WriteSyntax) -> set[str]:
+    """The names of the several views that one operation made: `low` and `high` of `low, high = w.chunk(2)`."""
+    bound = [file.statement(one) for one in uses(file.scope(write.statement), write.name, ast.Store)]
+    return {write.name}.union(*(names_stored(one) for one in bound if isinstance(one, ast.Assign)))
+
+
+def _like_nameless(file: File, write: WriteSyntax) -> list[ast.stmt]:
+    """The statements that write a tensor that has no name either, and is had in the same way."""
+    simple = list(walk(file.tree, ast.Expr, ast.Assign, ast.AugAssign))
+    found = [(one, write_in(file, one)) for one in simple]
+    root = ast.unparse(root_of(write.target) or write.statement)
+    nameless = [(one, each) for one, each in found if not each.name and each.target is not None]
+    return [one for one, each in nameless if ast.unparse(root_of(each.target) or one) == root]
 
 
 def _comes_again(scene: Scene, event: Refusal) -> bool:
@@ -229,8 +249,17 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
         bool(set_later(file, *held))
         or any(_is_of_object_alone(file, one) for one in attributes_set(file, *held))
         or any(called(one) in own for row in made_of for one in _tracking(row, ast.Call))
-        or any(last_name(one.value) in known | held for one in attributes(file.tree, "requires_grad", "requires_grad_"))
+        or any(last_name(one.value) in known | held for one in _set_to_require(file))
     )
+
+
+def _set_to_require(file: File) -> Iterator[ast.Attribute]:
+    """What a file sets to require a gradient: `low` in `low.requires_grad_()`, not in `low.requires_grad = False`."""
+    for one in attributes(file.tree, "requires_grad", "requires_grad_"):
+        call = called_by(file, one)
+        set_to = value_given(file, one) if call is None else next(iter(call.args), None)
+        if not (isinstance(set_to, ast.Constant) and set_to.value is False):
+            yield one
 
 
 def _is_of_object_alone(file: File, attribute: ast.Attribute) -> bool:
@@ -351,9 +380,22 @@ def _is_of_numbers(file: File, value: ast.expr) -> bool:
 
 
 def _sets(file: File, name: str, row: ast.stmt) -> bool:
-    """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers."""
-    numbers = _sets_item(row) and (is_numeric(file, row.value) or _is_given_numbers(file, row.value))
+    """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers, or to what is new
+    to torch."""
+    numbers = _sets_item(row) and (
+        is_numeric(file, row.value) or _is_given_numbers(file, row.value) or _is_new_to_torch(row.value)
+    )
     return (numbers or _is_update(file, row)) and write_in(file, row).name == name
+
+
+def _is_new_to_torch(value: ast.expr) -> bool:
+    """`torch.tensor(np.sin(angles))`: no tensor is read."""
+    made = _tracking(value, ast.Call)
+    return (
+        bool(made)
+        and all(map(only_computes, made))
+        and not {one.id for one in _tracking(value, ast.Name) if not is_namespace(one)}
+    )
 
 
 def _is_given_numbers(file: File, value: ast.expr) -> bool:
@@ -427,12 +469,14 @@ def _follows_step(file: File, write: WriteSyntax) -> bool:
     """`w /= w.norm()` below `optimizer.step()`: whether a weight is brought back to where it belongs after each step of
     an optimizer that was given it, by the statement or by what calls its method."""
     scope, made = file.scope(write.statement), _steps_above(file, write.statement)
-    runs: list[tuple[ast.AST, str]] = [(write.statement, write.name.rpartition(".")[0] or write.name)]
-    if isinstance(scope, FUNCTION) and not made and not file.loops(write.statement):
+    runs: list[tuple[ast.AST, list[str]]] = [(write.statement, [write.name.rpartition(".")[0] or write.name])]
+    if isinstance(scope, FUNCTION) and not made and not calls(scope, "step", "backward", "grad"):
         calls_to = [called_by(file, one) for one in mentioned(file, scope.name)]
-        runs = [(one, dotted(owner(one))) for one in calls_to if one is not None and _is_next(file, one)]
+        runs = [(one, [*map(dotted, (owner(one), *one.args))]) for one in calls_to if one and _is_next(file, one)]
         runs = runs if len(runs) == len(calls_to) else []
-    return bool(runs) and all(_is_given_to(_steps_above(file, one), of) for one, of in runs)
+    return bool(runs) and all(
+        any(_is_given_to(_steps_above(file, one), each) for each in of if each) for one, of in runs
+    )
 
 
 def _is_next(file: File, call: ast.Call) -> bool:

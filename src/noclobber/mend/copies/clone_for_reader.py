@@ -20,6 +20,7 @@ Tried is the operand that the text names, or that the field says; then all of th
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -66,8 +67,10 @@ from noclobber.syntax.names import (
     keyword,
     last_name,
     mentioned,
+    names_in,
     names_used,
     only_binding,
+    optimizer_of,
     owner,
     parameters,
     returned,
@@ -76,7 +79,7 @@ from noclobber.syntax.names import (
     value_given,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, File, Place, Scope, functions, walk
+from noclobber.syntax.tree import FOR, FUNCTION, File, Place, Scope, functions, walk
 from noclobber.syntax.writes import (
     NAMESPACES,
     OPERATORS,
@@ -100,8 +103,22 @@ _MAYBE = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.Unary
 
 def kept_as_clone(scene: Scene) -> Iterator[Change]:
     """`f(x.clone())` where autograd keeps the operand, `f(x).clone()` where it keeps the result."""
-    if (scene.is_clobber or scene.is_refused) and not scene.is_unseen:
+    if (scene.is_clobber or scene.is_refused) and not scene.is_unseen and not _goes_round(scene):
         yield from cloned(scene)
+
+
+def _goes_round(scene: Scene) -> bool:
+    """Return True if the turns of a loop go backward through a graph of an earlier one, and step weights in between.
+
+    With a clone they would all go on with the weights that it was built with, which nobody means, but where each turn
+    has an optimizer of its own.
+    """
+    event, step = scene.finding.event, scene.place("write")
+    if step is None or not isinstance(event, Clobber):
+        return False
+    stepped = re.split(r"\W", optimizer_of(step.row))[0]
+    in_turn = any(isinstance(one, FOR) and stepped in names_in(one.target) for one in step.file.loops(step.row))
+    return (scene.steps() and bool(event.carried)) or (scene.reads_first() and not in_turn)
 
 
 def cloned(scene: Scene) -> Iterator[Change]:
@@ -173,9 +190,8 @@ def _sound(scene: Scene, node: str, field: str) -> Change | None:
     if not isinstance(event, Clobber) or scene.code == "NC105" or place is None or _is_meant(scene):
         return None
     step = scene.place("write")
-    has_closure = step is not None and isinstance(step.node, ast.Call) and bool(step.node.args)
-    if scene.steps() and (has_closure or any(one.is_renewed or one.kind != "name" for one in event.carried)):
-        return None  # each backward would run through the graph that the closure found, or that of earlier turns
+    if scene.steps() and step is not None and isinstance(step.node, ast.Call) and step.node.args:
+        return None  # each backward would run through the graph that the closure found
     if _carries_on(scene, place.file):
         return None
     file, save = place.file, place.node
@@ -256,8 +272,8 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
     """`ctx.mask = mask.clone()`, of what a `forward` is given, or has computed or filled, and does not write again; and
     the class only reads it."""
     value, scope, around = value_given(file, kept), file.scope(kept), file.class_of(kept)
-    row, name = file.statement(kept), last_name(value)
-    if not isinstance(kept, ast.Attribute) or not isinstance(value, ast.Name) or around is None:
+    row, name = file.statement(kept), dotted(value)
+    if not isinstance(kept, ast.Attribute) or value is None or not name or around is None:
         return None
     bound = only_binding(file, scope, name)
     made = bound.value if bound is not None else None
@@ -274,8 +290,11 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
     )
     if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
         return None
-    if not all(_is_only_read(file, one) for one in attributes(around, kept.attr) if one is not kept):
-        return None
+    for one in attributes(around, kept.attr, last_name(value)):
+        is_kept = one.attr == kept.attr and dotted(one.value) in parameters(file.scope(one))[:1]
+        is_source = file.scope(one) is scope and dotted(one) == name
+        if one is not kept and not is_source and not (is_kept and _is_only_read(file, one)):
+            return None
     filled = [one.name for one in scene.writes() if one.file.scope(one.statement) is scope]
     is_computed = last_name(owner(made)) in NAMESPACES and called(made) in FUNCTIONS
     if name not in (*parameters(scope), *filled) and not is_computed:
@@ -297,7 +316,11 @@ def _writes_what_is_new(file: File, call: ast.Call) -> bool:
 def _is_only_read(file: File, kept: ast.Attribute) -> bool:
     """Return True if an operator reads what a `ctx` keeps, or a view of it."""
     node: ast.AST = kept
-    while isinstance(above := file.above[node], ast.Attribute) or (isinstance(above, ast.Call) and above.func is node):
+    while (
+        isinstance(above := file.above[node], ast.Attribute)
+        or (isinstance(above, ast.Call) and above.func is node)
+        or (isinstance(above, ast.Subscript) and above.value is node and isinstance(above.ctx, ast.Load))
+    ):
         if isinstance(above, ast.Call) and writes(above):
             return False
         node = above

@@ -43,6 +43,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     root_of,
+    taken_out,
     targets,
     uses,
     value_given,
@@ -68,8 +69,6 @@ _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_le
 """Attributes of a tensor that are no tensor."""
 _READING = (ast.BinOp, ast.Compare, ast.UnaryOp, ast.FormattedValue, ast.Expr, ast.Assert, ast.AugAssign)
 """What reads a tensor and keeps nothing of it."""
-TAKING_OUT = ("list", "tuple", "reversed", "sorted", "iter", "zip", "enumerate")
-"""What gives the items of containers, and nothing else does with them what it is not asked for."""
 
 
 def holds_alone(
@@ -269,18 +268,6 @@ def aliases(file: File, value: ast.expr) -> set[str] | None:
         return None
     found = [aliases(file, one) for one in parts]
     return {name for one in found if one is not None for name in one} if None not in found else None
-
-
-def taken_out(target: ast.expr, container: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
-    """Return what a loop calls the items of a container, with the container: of each that `zip` and its like take."""
-    if not isinstance(container, ast.Call) or called(container) not in TAKING_OUT:
-        return [(target, container)]
-    if called(container) == "enumerate":
-        target = target.elts[-1] if isinstance(target, ast.Tuple) else target
-    elif called(container) == "zip":
-        parts = target.elts if isinstance(target, ast.Tuple) else [target] * len(container.args)
-        return [pair for one, each in zip(parts, container.args, strict=False) for pair in taken_out(one, each)]
-    return [pair for each in container.args for pair in taken_out(target, each)]
 
 
 def is_held_by_engine(file: File, name: str, write: ast.stmt, written: ast.Name | None = None) -> bool:

@@ -14,20 +14,23 @@ import builtins
 from noclobber.mend.holders.giving import asking, given_for
 from noclobber.model.seen.operators import MAYBE_SAME, VIEWS
 from noclobber.syntax.names import (
+    attributes,
     attributes_set,
     called,
     definition,
     dotted,
+    first_name,
     is_declared,
     is_untracked,
     last_name,
     owner,
+    taken_out,
     unindexed,
     uses,
     uses_in,
     value_given,
 )
-from noclobber.syntax.tree import FUNCTION, File, Function, Scope, functions, walk, within
+from noclobber.syntax.tree import FOR, FUNCTION, File, Function, Scope, functions, walk, within
 from noclobber.syntax.writes import NAMESPACES, is_flagged, writes
 
 FUNCTIONS = frozenset(
@@ -186,10 +189,32 @@ def module_called(file: File, call: ast.Call) -> ast.Call | None:
 
 
 def _module(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
-    """What makes a module: `nn.Linear(2, 3)` also for `nn.Linear(2, 3).to(device)`."""
-    made = None if any(words in file.text for words in _UNKNOWN) else bound_to(file, callee, where)
-    made = _without_moves(made)
+    """What makes a module: `nn.Linear(2, 3)` also for `nn.Linear(2, 3).to(device)`, and for each module of a list."""
+    if any(words in file.text for words in _UNKNOWN):
+        return None
+    made = _without_moves(bound_to(file, callee, where) or _of_list(file, callee, where))
     return made if made is None else _without_moves(_built_by(file, made)) or made
+
+
+def _of_list(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
+    """`nn.Linear(2, 3)` for `self.layers[i]`, and for `layer` in `for layer in self.layers`, where that is an
+    `nn.ModuleList` that nothing else is put into, and all its modules are made alike."""
+    held = callee.value if isinstance(callee, ast.Subscript) else None
+    if isinstance(callee, ast.Name):
+        bound = [file.nearest(one, *FOR) for one in uses(file.scope(where), callee.id, ast.Store)]
+        turns = bound[0] if len(bound) == 1 else None
+        wholes = taken_out(turns.target, turns.iter) if isinstance(turns, FOR) and turns in file.around(where) else []
+        held = next((whole for one, whole in wholes if dotted(one) == callee.id), None)
+    if not isinstance(held, ast.Attribute) or called(whole := _value(file, held, where)) != "ModuleList":
+        return None
+    listed = [file.above[one] for one in attributes(file.tree, held.attr)]
+    puts = any(isinstance(one, ast.Attribute) for one in listed)
+    puts |= any(isinstance(one, ast.Subscript) and not isinstance(one.ctx, ast.Load) for one in listed)
+    given = whole.args[0] if isinstance(whole, ast.Call) and len(whole.args) == 1 else None
+    items = [given.elt] if isinstance(given, (ast.GeneratorExp, ast.ListComp)) else getattr(given, "elts", [])
+    parts = [one for one in items if isinstance(one, ast.Call) and not is_flagged(one)]
+    same = len({ast.unparse(one.func) for one in parts}) == 1 and len(parts) == len(items)
+    return parts[0] if same and not puts else None
 
 
 def _without_moves(made: ast.Call | None) -> ast.Call | None:
@@ -361,7 +386,7 @@ def only_computes(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Name):
         return hasattr(builtins, name) and name != "setattr"
     is_known = is_function(call) or is_method(call, of=METHODS | HANDING_ON) or writes(call) or is_untracked(call)
-    return is_known or name in _OF_CONTAINERS
+    return is_known or name in _OF_CONTAINERS or (name.endswith("Tensor") and first_name(call.func) == "torch")
 
 
 _OF_CONTAINERS = ("items", "keys", "values", "get", "parameters", "named_parameters", "dim", "size", "numel")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 
 from noclobber.mend.holders.giving import asking, given_for
-from noclobber.mend.holders.holding import TAKING_OUT, is_new, keeps_nothing, taken_out
+from noclobber.mend.holders.holding import is_new, keeps_nothing
 from noclobber.mend.holders.making import HANDING_ON, passes_on
 from noclobber.mend.holders.seen import Holders, is_over
 from noclobber.model.seen.events import without_indexes
 from noclobber.syntax.names import (
+    TAKING_OUT,
     attributes,
     called,
     called_by,
@@ -20,6 +21,7 @@ from noclobber.syntax.names import (
     named,
     names_in,
     only_target,
+    taken_out,
     unindexed,
     uses,
 )
