@@ -36,8 +36,13 @@ Tell = Callable[[str], None]
 _T = TypeVar("_T")
 
 
-_SAME_IN_EACH_RUN = {"PYTHONHASHSEED": "0", "MALLOC_PERTURB_": "255"}
-"""The second makes glibc give memory out as zeros: what `torch.empty` has not written is then the same in each run."""
+_SAME_IN_EACH_RUN = {
+    "PYTHONHASHSEED": "0",
+    "MALLOC_PERTURB_": "255",
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+}
+"""The second makes glibc give memory out as zeros: what `torch.empty` has not written is then the same in each run. But
+small blocks of its cache it gives out as they are (glibc 2.43; tests/fix/test_launching.py), so there is no cache."""
 
 
 @contextmanager
