@@ -29,11 +29,11 @@ class Bench:
         self.prover = Prover(self.launcher, search, backwards, SECONDS)
         self.prover.meet(self.finding, search.findings[:1], search, Patch())
 
-    def judged(self, *pairs, mode="watch", way="same"):
-        return self.judge(programs.replaced(self.path, *pairs), mode, way)
+    def judged(self, *pairs, mode="watch", **about):
+        return self.judge(programs.replaced(self.path, *pairs), mode, **about)
 
-    def judge(self, patch, mode="watch", way="same"):
-        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding, way=way)
+    def judge(self, patch, mode="watch", **about):
+        return self.prover.judge(self.prover.start(patch, mode), patch, Patch(), self.finding, **about)
 
 
 @pytest.fixture

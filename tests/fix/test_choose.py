@@ -59,7 +59,7 @@ class Told:
     def start(self, patch: Patch, mode: str = "watch") -> Run:
         return Run(next(iter(patch.after.values())).plain, self.ended)
 
-    def judge(self, trial: Run, patch: Patch, before: Patch, finding: Finding, *, way: str) -> Verdict:
+    def judge(self, trial: Run, patch: Patch, before: Patch, finding: Finding, *, way: str, is_sound: bool) -> Verdict:
         self.judged.append(trial.text)
         return self.shown(trial.text)
 

@@ -654,9 +654,11 @@ def test_newer_weights_are_checked_where_the_program_went_on_without_them(bench)
     )
     assert it.finding.code == "NC201"
     loss = "loss = net(x).tanh().pow(2).sum()"
-    verdict = it.judged((loss, ""), ("for _ in range(3):", f"for _ in range(3):\n    {loss}"), way="anew")
+    moved = (loss, ""), ("for _ in range(3):", f"for _ in range(3):\n    {loss}")
+    verdict = it.judged(*moved, way="anew")
     assert verdict.clean
     assert verdict.level is Level.UNPROVEN
+    assert it.judged(*moved, way="anew", is_sound=True).level is Level.PROVEN
 
 
 def test_a_step_below_the_loop_is_compared_with_the_losses_of_one_graph(bench):

@@ -133,15 +133,18 @@ class RepairSearch:
             except Misfit:
                 continue
             self._tell(f"trying without: {one.candidate.title}")
-            finding, way = done.repairs[at].finding, self._steps[-1][1].candidate.way
+            finding, last = done.repairs[at].finding, self._steps[-1][1].candidate
             both = [self._prover.start(patch, mode) for mode in ("watch", "bare")]
-            verdicts = [self._prover.judge(trial, patch, Patch(), finding, way=way) for trial in both]
+            verdicts = [self._verdict(trial, patch, Patch(), finding, last) for trial in both]
             least = max(verdicts, key=lambda verdict: list(Level).index(verdict.level))
             is_as_sure = least.level is done.repairs[-1].level is not Level.UNPROVEN
             if is_as_sure and all(verdict.right and verdict.clean for verdict in verdicts):
                 done.patch = patch
                 done.repairs[at] = replace(done.repairs[at], title=done.repairs[at + 1].title, extra=0)
                 done.repairs[-1] = replace(done.repairs[-1], proof=least.proof, level=least.level)
+
+    def _verdict(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, one: Change) -> Verdict:
+        return self._prover.judge(trial, patch, before, finding, way=one.way, is_sound=one.is_sound)
 
     def _is_left(self, finding: Finding) -> bool:
         return any(finding.identity() == one.identity() for one, _ in self._done.left)
@@ -229,7 +232,7 @@ class RepairSearch:
     def _judge(self, run: _Running, finding: Finding, attempt: _Attempt) -> None:
         """Wait for the run of a candidate and note what it shows."""
         candidate, patch = run.candidate, run.patch
-        verdict = self._prover.judge(run.watched, patch, self._done.patch, finding, way=candidate.way)
+        verdict = self._verdict(run.watched, patch, self._done.patch, finding, candidate)
         one = _Tried(candidate, patch, run.watched, run.bare, verdict)
         if verdict.right:
             attempt.proven.append(one)
@@ -247,7 +250,7 @@ class RepairSearch:
         if not one.verdict.clean:
             return None
         bare = one.bare or self._prover.start(one.patch, "bare")
-        alone = self._prover.judge(bare, one.patch, self._done.patch, finding, way=one.candidate.way)
+        alone = self._verdict(bare, one.patch, self._done.patch, finding, one.candidate)
         return None if alone.right else alone.why
 
     def _repair(self, finding: Finding, best: _Tried, attempt: _Attempt) -> Repair:

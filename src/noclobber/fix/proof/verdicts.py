@@ -128,10 +128,13 @@ class Prover:
         after = max((one.after for one in self._stages), default=0)
         return Order(mode, self.calls, self._seconds, self._whole, patch.served, after=after)
 
-    def judge(self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, way: Way = "same") -> Verdict:
+    def judge(
+        self, trial: Trial, patch: Patch, before: Patch, finding: Finding, *, way: Way = "same", is_sound: bool = False
+    ) -> Verdict:
         """Return the verdict of a run with `patch`, which should fix a finding of the program patched by `before`.
 
-        Unless the `way` is "same", only the first backward call has a counterpart in the program as it is.
+        Unless the `way` is "same", only the first backward call has a counterpart in the program as it is. `is_sound`:
+        the source shows that the newer weights of the others are what is meant.
         """
         result = trial.result()
         if result.crash:
@@ -143,12 +146,12 @@ class Prover:
         if any(is_there(finding, one, before, patch) for one in result.findings):
             return Verdict(False, why="the finding is still there")
         if way in _FIRST:
-            return self._beyond_the_first(result, patch, finding, way)
+            return self._beyond_the_first(result, patch, finding, way, is_sound=is_sound)
         place = _place(finding, "write")
         left = [_is_same(place, _place(one, "write"), before, patch) for one in result.findings]
         return replace(self._judged(result, patch), elsewhere=bool(left) and not any(left))
 
-    def _beyond_the_first(self, result: Result, patch: Patch, finding: Finding, way: Way) -> Verdict:
+    def _beyond_the_first(self, result: Result, patch: Patch, finding: Finding, way: Way, *, is_sound: bool) -> Verdict:
         """Compare the first backward call with that of the program as it is, or with the sum of its first two, and all
         of them with those of the patched program when each save is read as it was saved."""
         if not result.went_through or result.findings:
@@ -171,7 +174,7 @@ class Prover:
         fewer = "; one step does what two did" if way == "summed" and finding.code != "NC104" else ""
         proof = f"{_counted(compared, '')}; {_FIRST[way]}{fewer}"
         # Newer weights are another result, unless the program as it is ends before it has one.
-        proven = way == "summed" or not self.search.went_through
+        proven = way == "summed" or is_sound or not self.search.went_through
         return Verdict(True, True, proof=proof, level=Level.PROVEN if proven else Level.UNPROVEN, result=result)
 
     def _judged(self, result: Result, patch: Patch) -> Verdict:
