@@ -7,7 +7,7 @@ The source says which of them are read after the write.
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.events import Holder, Refusal, Write, without_indexes
@@ -98,6 +98,8 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
         return False  # it may be bound before the write
     if len(read) > 1 if at is None else any(_is_read_later(file, row, one, at) for one in read):
         return False
+    if any(name in names_in(one) for one in _given_back(file, row)):
+        return False  # a stack holds it, where Python 3.14 does not count
     if binds(row, name):
         return True
     reads = [one for one in uses(scope, name) if not is_stored(file, one) and not _asks_for_shape(file, one)]
@@ -110,6 +112,15 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
             return False
         fresh = loop if begins_anew(loop, name) else fresh
     return True
+
+
+def _given_back(file: File, row: ast.stmt) -> Iterator[ast.Return]:
+    """The statements that return a value while a statement of a `finally` is still to run."""
+    for one in file.around(row):
+        if isinstance(one, ast.Try) and row.lineno >= getattr(
+            next(iter(one.finalbody), None), "lineno", row.lineno + 1
+        ):
+            yield from (each for each in walk(one, ast.Return) if each.lineno < one.finalbody[0].lineno)
 
 
 def is_in_comprehension(file: File, use: ast.Name) -> bool:
