@@ -7503,10 +7503,6 @@ def run():
         NARROW.format(set='getattr(net, "bias").chunk(2)[1].fill_(1.0)'),
         lambda x, w: torch.autograd.grad((x @ w)[:, 2:].sum(), [x, w]),
     ),
-    "both parts of a bias": (
-        NARROW.format(set="low, high = net.bias.chunk(2)\n    low.fill_(0.5)\n    high.fill_(1.0)"),
-        lambda x, w: torch.autograd.grad((x @ w)[:, 2:].sum() + (x @ w)[:, :2].sum() / 2, [x, w]),
-    ),
     "a mask that a function puts on weights after each step": (
         MASKED.format(weights="net.parameters()", before="", after="apply_masks(net, masks)"),
         _masked,
@@ -7550,6 +7546,9 @@ WORDS |= {
     "modules of a list that another is put into": STACKED.format(
         update="h[k] = torch.tanh(self.into[k](row) + self.over[k](h[k]))"
     ).replace("    def forward", "        self.over.append(nn.Identity())\n    def forward"),
+    "parts of a bias that have names, and may be read": NARROW.format(
+        set="low, high = net.bias.chunk(2)\n    high.fill_(1.0)\n    print(low)"
+    ),
     "a part of a bias, and one that is set later": NARROW.format(
         set="low, high = net.bias.chunk(2)\n    low.fill_(0.5)\n    print(low)\n    high.fill_(1.0)"
     ),

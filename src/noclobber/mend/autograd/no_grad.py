@@ -24,12 +24,13 @@ from itertools import accumulate
 from typing import TypeGuard
 
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.giving import given_by, given_for
+from noclobber.mend.holders.giving import asking, given_by, given_for
 from noclobber.mend.holders.holding import holds_alone, writes_through
-from noclobber.mend.holders.making import CONTAINERS, bound_to, only_computes, passes_on
+from noclobber.mend.holders.making import CONTAINERS, bound_to, is_method, only_computes, passes_on
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
+from noclobber.model.seen.operators import SPLITS
 from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
     attributes,
@@ -62,6 +63,7 @@ from noclobber.syntax.names import (
     returned,
     root_of,
     set_later,
+    taken_out,
     targets,
     unindexed,
     uses,
@@ -81,6 +83,7 @@ from noclobber.syntax.tree import (
     first_line,
     functions,
     last_line,
+    simple_statements,
     starts,
     walk,
 )
@@ -129,8 +132,9 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     """The write and what stands beside it, if the source shows that no gradient could flow through any of them."""
     file, found, event = write.file, write.statement, scene.finding.event
     is_weight = scene.kind == "parameter"
-    is_of_weight = is_weight and scene.code in ("NC303", "NC304")
-    to_leaf = scene.is_leaf or is_of_weight  # else a backward may need what is written
+    # PyTorch refuses to read the parts of what is split then, so that none may have a name.
+    is_part = scene.code == "NC303" and any(called(one) in SPLITS for one in walk(write.target or found, ast.Call))
+    to_leaf = scene.is_leaf or (is_weight and (is_part or scene.code == "NC304"))  # else a backward may need it
     if not isinstance(event, Refusal) or not to_leaf or not has_torch(file):
         return []
     if scene.places("read") or "ctx" in parameters(file.scope(found)) or _comes_again(scene, event):
@@ -144,46 +148,71 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if _is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
         return []
     is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
-    is_update |= event.carries_gradient is not None and is_weight and _follows_step(file, write)
+    follows_step = event.carries_gradient is not None and is_weight and _follows_step(file, write)
+    is_update |= follows_step
     is_begun = of_constants and not event.is_saved and _is_begun(file, write)
     if not (is_update or is_begun or (is_weight and (is_average(found) or of_constants))):
         return []
 
-    names = _parts(file, write) if is_of_weight else {write.name}
-
     def fits(one: ast.stmt) -> bool:
         is_of_leaf = bool(write.name) and (is_weight or is_begun or descends(file, found))
-        is_same = any(_sets(file, each, one) for each in names)
-        if is_of_leaf and (is_same or (of_constants and _is_like(file, write, one))):
+        if is_of_leaf and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
+            return True
+        if follows_step and _may_be_refused(file, write, one) and all(map(only_computes, walk(one, ast.Call))):
             return True
         return descends(file, one) or _sets_leaf(file, one) or _clears(one)
 
     rows = file.beside(found, fits)
     kept = [at for at, one in enumerate(rows) if not _clears(one)]
     rows = rows[kept[0] : kept[-1] + 1]
-    more = (one for name in names for one in writes_through(file, file.scope(found), name) if one not in rows)
-    more = more if write.name else (one for one in _like_nameless(file, write) if one is not found)
+    more = (one for one in writes_through(file, file.scope(found), write.name) if one not in rows)
     if any(_is_refused_too(file, one) for one in more):
         return []
-    others = (one for one in walk(file.tree, ast.stmt) if one not in rows and not _is_guarded(file, one))
-    if any(_sets_leaf(file, one) or (descends(file, one) and descends(file, found)) for one in others):
+    others = (one for one in simple_statements(file.tree) if one not in rows and not _is_guarded(file, one))
+    if any(_may_be_refused(file, write, one) or (descends(file, one) and descends(file, found)) for one in others):
         return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
 
-def _parts(file: File, write: WriteSyntax) -> set[str]:
-    """The names of the several views that one operation made: `low` and `high` of `low, high = w.chunk(2)`."""
-    bound = [file.statement(one) for one in uses(file.scope(write.statement), write.name, ast.Store)]
-    return {write.name}.union(*(names_stored(one) for one in bound if isinstance(one, ast.Assign)))
+def _may_be_refused(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
+    """Whether a statement may write a leaf, or one of several parts of one, so that PyTorch refuses it next: a
+    parameter, what a function is given for one, and what it, or a loop, takes out of what `write` takes its leaf of."""
+    call = call_of(row)
+    if not (_sets_item(row) or isinstance(row, ast.AugAssign) or (call is not None and writes(call))):
+        return False
+    other = write_in(file, row)
+    if other.target is None or hides(other.target) or not _is_refused_too(file, row):
+        return False
+    if any(called(one) in SPLITS for one in walk(other.target, ast.Call)):
+        return True
+    root, of = (
+        root_of(other.target),
+        {one.id for one in map(root_of, _wholes(file, write)) if isinstance(one, ast.Name)},
+    )
+    wholes = _wholes(file, other)
+    held = [each for one in wholes for each in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
+    return (
+        (other.base is not None and _may_be_parameter(file, other.base, row))
+        or any(called(one) in _OF_WEIGHTS or _may_be_parameter(file, one, row) for one in held)
+        or any(isinstance(one, ast.Name) and one.id in of for one in (root, *map(root_of, wholes)))
+    )
 
 
-def _like_nameless(file: File, write: WriteSyntax) -> list[ast.stmt]:
-    """The statements that write a tensor that has no name either, and is had in the same way."""
-    simple = list(walk(file.tree, ast.Expr, ast.Assign, ast.AugAssign))
-    found = [(one, write_in(file, one)) for one in simple]
-    root = ast.unparse(root_of(write.target) or write.statement)
-    nameless = [(one, each) for one, each in found if not each.name and each.target is not None]
-    return [one for one, each in nameless if ast.unparse(root_of(each.target) or one) == root]
+def _wholes(file: File, write: WriteSyntax) -> list[ast.expr]:
+    """What the loops around a write go through for its name: `ws` of `for w, g in zip(ws, grads)`."""
+    loops = (one for one in file.loops(write.statement) if isinstance(one, FOR))
+    taken = (pair for one in loops for pair in taken_out(one.target, one.iter))
+    return [whole for one, whole in taken if write.name and write.name in map(dotted, walk(one, ast.Name))]
+
+
+def _may_be_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
+    scope = file.scope(where)
+    if _is_parameter(file, base, where):
+        return True
+    if not isinstance(base, ast.Name) or base.id not in parameters(scope):
+        return False
+    with asking(scope) as is_first:
+        return is_first and any(_may_be_parameter(file, one, one) for one in given_for(file, base.id, scope))
 
 
 def _comes_again(scene: Scene, event: Refusal) -> bool:
@@ -475,7 +504,7 @@ def _follows_step(file: File, write: WriteSyntax) -> bool:
         runs = [(one, [*map(dotted, (owner(one), *one.args))]) for one in calls_to if one and _is_next(file, one)]
         runs = runs if len(runs) == len(calls_to) else []
     return bool(runs) and all(
-        any(_is_given_to(_steps_above(file, one), each) for each in of if each) for one, of in runs
+        any(_is_given_to(file, _steps_above(file, one), each) for each in of if each) for one, of in runs
     )
 
 
@@ -487,10 +516,14 @@ def _is_next(file: File, call: ast.Call) -> bool:
     return call_of(row) is call and at > 0 and bool(optimizer_of(rows[at - 1]))
 
 
-def _is_given_to(optimizers: list[ast.Call], of: str) -> bool:
+def _is_given_to(file: File, optimizers: list[ast.Call], of: str) -> bool:
     """Whether an optimizer is given what a dotted name is a part of."""
     parts = [*accumulate(of.split("."), "{}.{}".format)]
-    return any(dotted(one) in parts for each in optimizers for one in named(each))
+    given = (one for each in optimizers for one in named(each))
+    return any(dotted(one) in parts and last_name(file.above[one]) in ("", *_OF_WEIGHTS) for one in given)
+
+
+_OF_WEIGHTS = ("parameters", "named_parameters")
 
 
 def _steps_above(file: File, node: ast.AST) -> list[ast.Call]:
@@ -506,13 +539,19 @@ def _steps_above(file: File, node: ast.AST) -> list[ast.Call]:
 
 def _is_awaited(file: File, write: ast.stmt) -> bool:
     """Return True if a backward after a write, also in a later turn of a loop, begins from what was computed before it:
-    that may have saved what is written."""
+    that may have saved what is written. So it may where the function of the write is called."""
     scope, loops = file.scope(write), file.loops(write)
+    if isinstance(scope, FUNCTION):
+        with asking(scope) as is_first:
+            made = [called_by(file, one) for one in mentioned(file, scope.name)] if is_first else []
+            rows = [file.statement(one) for one in made if one is not None]
+            if any(_is_awaited(file, one) for one in rows if one is not None):
+                return True
     for call in calls(scope, "backward", "grad"):
         again = next((one for one in loops if one in file.around(call)), None)
         below = starts(call) >= ends(write)
         root = owner(call) if called(call) == "backward" else next(iter(call.args), None)
-        for name in _added(root) if below or again is not None else ():
+        for name in _added(root) - {write_in(file, write).name} if below or again is not None else ():
             bound = [file.nearest(one, ast.stmt) for one in uses(scope, name, ast.Store) if starts(one) < starts(call)]
             last = bound[-1] if bound else None
             if last is None:
@@ -526,11 +565,13 @@ def _is_awaited(file: File, write: ast.stmt) -> bool:
 
 
 def _added(root: ast.expr | None) -> set[str]:
-    """The names of `loss`, `(loss + more).backward()`, and `scaler.scale(loss)`."""
+    """The names of `loss`, `(loss + more).backward()`, `losses[k].mean()` and `scaler.scale(loss)`."""
     if isinstance(root, ast.Call) and called(root) == "scale":
         return set[str]().union(*map(_added, root.args))
     if isinstance(root, ast.BinOp):
         return _added(root.left) | _added(root.right)
+    while isinstance(root, ast.Subscript) or (isinstance(root, ast.Call) and is_method(root)):
+        root = root.value if isinstance(root, ast.Subscript) else owner(root)
     return {root.id} if isinstance(root, ast.Name) else set()
 
 
@@ -555,12 +596,33 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     again = [one for one in again if starts(one) >= ends(found) or not set(loops).isdisjoint(file.around(one))]
     if any(dotted(one.value) == name for one in attributes(scope, "grad")):
         return False
+    if any(not _is_fresh(file, one) for one in _wholes(file, write)):
+        return True
     if again and any(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) for one in held):
         return True
     given = given_for(file, name, scope) if name in parameters(scope) else []
     back = any(name in names_in(one) for one in walk(scope, ast.Return)) if given else False
-    rows = [(file.statement(one), dotted(one)) for one in given]
-    return back and any(isinstance(row, ast.Assign) and one not in map(dotted, targets(row)) for row, one in rows)
+    return back and not all(map(partial(_goes_back, file), given))
+
+
+def _goes_back(file: File, given: ast.expr) -> bool:
+    """`fill(w)` and `w = fill(w)`: whether what a call gives back is dropped, or goes to where it came from."""
+    row, call = file.statement(given), file.nearest(given, ast.Call)
+    if isinstance(row, ast.Assign):
+        return row.value is call and dotted(given) in map(dotted, targets(row))
+    return call is not None and call_of(row) is call
+
+
+def _is_fresh(file: File, whole: ast.expr) -> bool:
+    """Whether a loop goes through leaves that the function has made, `{k: v.clone().requires_grad_() ...}`, or those of
+    a module: another list of these may be the weights that an inner loop begins with."""
+    of = owner(whole) if called(whole) in ("values", "items") else whole
+    if called(of) in _OF_WEIGHTS or isinstance(of, (ast.List, ast.Tuple)):
+        return True
+    made = definition(file, of, whole)
+    items = made.values if isinstance(made, ast.Dict) else made.elts if isinstance(made, ast.List) else []
+    items = [made.value] if isinstance(made, ast.DictComp) else [made.elt] if isinstance(made, ast.ListComp) else items
+    return bool(items) and all(called(one) == "requires_grad_" for one in items)
 
 
 def _handed_on(file: File, value: ast.expr) -> ast.expr:
