@@ -7577,3 +7577,25 @@ def run():
 def _sines():
     angles = torch.arange(12, dtype=torch.float64).reshape(3, 4)
     return torch.where(torch.arange(4) % 2 == 0, angles.sin(), angles.cos())
+
+
+DRAWN = """
+class Points:
+    def __init__(self):
+        self.at = torch.rand(3, 4, dtype=torch.float64)
+        self.at.requires_grad_()
+    def draw(self):
+        self.at.fill_(0.25)
+        {below}
+points = Points()
+def run():
+    points.draw()
+    (x @ w * points.at).sum().backward()
+"""
+REFUSED["points that are drawn again, and moved in a second line"] = (
+    DRAWN.format(below="self.at[:, 0] = 2 * self.at[:, 0] + 1"),
+    lambda x, w: torch.autograd.grad((x @ w)[:, 1:].sum() / 4 + (x @ w)[:, 0].sum() * 1.5, [x, w]),
+)
+WORDS["points that are drawn again, and moved by what may carry a gradient"] = DRAWN.format(
+    below="self.at[:, 0] = w.sum()"
+)

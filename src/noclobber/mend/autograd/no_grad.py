@@ -155,8 +155,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
 
     def fits(one: ast.stmt) -> bool:
-        is_of_leaf = bool(write.name) and (is_weight or is_begun or descends(file, found))
-        if is_of_leaf and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
+        if write.name and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
             return True
         if follows_step and _may_be_refused(file, write, one) and all(map(only_computes, walk(one, ast.Call))):
             return True
@@ -195,6 +194,7 @@ def _may_be_refused(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
         (other.base is not None and _may_be_parameter(file, other.base, row))
         or any(called(one) in _OF_WEIGHTS or _may_be_parameter(file, one, row) for one in held)
         or any(isinstance(one, ast.Name) and one.id in of for one in (root, *map(root_of, wholes)))
+        or "" != other.name == write.name
     )
 
 
@@ -248,11 +248,13 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     """Return True if a value that carried no gradient when PyTorch refused its write may carry one in a later turn or
     call: it is made of what a later statement of the loop, another method, or the next call sets."""
     scope, loops = file.scope(write), file.loops(write)
-    made_of: list[ast.AST] = [getattr(write, "value", write)]
-    names, known = _tracked(made_of[0]), {"self", write_in(file, write).name}
+    call = call_of(write)
+    made_of: list[ast.AST] = [*values(call)] if call is not None else [getattr(write, "value", write)]
+    written = write_in(file, write).name
+    names, known = set[str]().union(*map(_tracked, made_of)), {"self", written}
     rows = list(walk(loops[-1], ast.stmt)) if loops else []
     turns = {name for loop in loops if isinstance(loop, FOR) for name in names_in(loop.target)}
-    items = (one for one in walk(made_of[0], ast.Subscript) if turns & names_in(one.slice))
+    items = (one for each in made_of for one in walk(each, ast.Subscript) if turns & names_in(one.slice))
     if any(isinstance(definition(file, one.value, write), (*CONTAINERS, ast.Tuple)) for one in items):
         return True  # each turn has another item
     while names - known:
@@ -260,7 +262,7 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
         known.add(name)
         if name in parameters(scope) and _has_number_as_default(file, name, scope):
             continue
-        given = given_for(file, name, scope) if name in parameters(scope) else [made_of[0]]
+        given = given_for(file, name, scope) if name in parameters(scope) else [write]
         if len(given) != 1 or (name in parameters(scope) and file.loops(given[0])):
             return True
         for row in rows:
@@ -278,7 +280,7 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
         bool(set_later(file, *held))
         or any(_is_of_object_alone(file, one) for one in attributes_set(file, *held))
         or any(called(one) in own for row in made_of for one in _tracking(row, ast.Call))
-        or any(last_name(one.value) in known | held for one in _set_to_require(file))
+        or any(last_name(one.value) in (known | held) - {written} for one in _set_to_require(file))
     )
 
 
@@ -357,12 +359,15 @@ def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
 
 
 def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
-    """Whether a statement sets a part of the same tensor to what is computed from the same names: where the one value
-    carries no gradient, the other carries none."""
-    first = write.statement
-    if not _sets_item(row) or not isinstance(first, ast.Assign):
+    """Whether a statement sets a part of the same tensor to what is computed from the same names, and from that tensor:
+    where the one value carries no gradient, the other carries none but to the leaf itself."""
+    if not _sets_item(row) or write_in(file, row).name != write.name:
         return False
-    is_same = write_in(file, row).name == write.name and _chains(file, first.value) >= _chains(file, row.value)
+    found = write.statement
+    made_of = [found.value] if isinstance(found, ast.Assign) else values_written(found)
+    first = set[str]().union(*(_chains(file, one) for one in made_of))
+    of_itself = {one for one in _chains(file, row.value) if one.startswith((f"{write.name}[", f"{write.name}."))}
+    is_same = first >= _chains(file, row.value) - of_itself - {write.name}
     return is_same and all(map(only_computes, walk(row.value, ast.Call)))
 
 
