@@ -50,10 +50,12 @@ from noclobber.syntax.names import (
     names_stored,
     names_used,
     owner,
+    root_of,
     targets,
     uses_in,
 )
 from noclobber.syntax.tree import (
+    COMPREHENSION,
     FOR,
     FUNCTION,
     WITH,
@@ -251,7 +253,9 @@ def _is_plain(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign])
     compared = any(next(walk(one, ast.Compare), None) is not None for one in (*rows, *ran))
     whole = {name.lower() for each in scene.files for name in names_used(each.tree)}
     return (
-        all(len(uses_in(scope, one, ast.Store)) == 1 for one in bound)
+        not _is_made_besides(file, loop, rows)
+        and not _compares_forwards(scene, file, loop, rows)
+        and all(len(uses_in(scope, one, ast.Store)) == 1 for one in bound)
         and all(isinstance(one, (ast.Assign, ast.Expr)) and not list(run_by(scene, one)) for one in between)
         and not any(starts(use) > ends(loop) for one in bound for use in uses_in(scope, one))
         and not compared
@@ -264,6 +268,33 @@ def _is_plain(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign])
         and repeats(scene, file, rows, models_of(file, loop))
         and not keeps_state(scene)
     )
+
+
+def _is_made_besides(file: File, loop: Turns, rows: Sequence[ast.Assign]) -> bool:
+    """Return True if something that rows before a loop read is filled, summed up or listed there: that may be a part of
+    the forward as well."""
+    used, models = set[str]().union(*(names_in(row.value) for row in rows)), models_of(file, loop)
+    above = file.block(loop)
+    for row in (one for each in above[: above.index(loop)] for one in simple_statements(each) if one not in rows):
+        call = call_of(row)
+        filled = row.target if isinstance(row, ast.AugAssign) else owner(call)
+        parts = [one for one in targets(row) if isinstance(one, (ast.Subscript, ast.Attribute))]
+        roots = {one.id for one in map(root_of, (filled, *parts)) if isinstance(one, ast.Name)}
+        if roots & used and called(call) not in (*OF_MODELS, "to", "cuda", "manual_seed"):
+            return True
+        models |= names_stored(row) if calls(row, "parameters", "named_parameters") else set()
+        lists = next(walk(row, *COMPREHENSION), None) is not None
+        if lists and names_stored(row) & used and names_in(row) & models:
+            return True
+    return False
+
+
+def _compares_forwards(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign]) -> bool:
+    """Return True if more than one row computes with the same weights: the value of one may be meant as a constant, as
+    an old log-probability is."""
+    models = models_of(file, loop)
+    ran = [one for row in rows for one in models_run(scene, [row], models)]
+    return len(set(ran)) < len(ran)
 
 
 _KEEPING = ("autocast", "cached")
