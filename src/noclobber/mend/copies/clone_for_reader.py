@@ -35,6 +35,7 @@ from noclobber.mend.holders.making import (
     function_called,
     is_function,
     is_method,
+    is_tensors,
     module_called,
     module_gives_new,
     module_writes,
@@ -53,6 +54,7 @@ from noclobber.rules.shared.wording import stem
 from noclobber.syntax.edits import append
 from noclobber.syntax.names import (
     attributes,
+    attributes_set,
     called,
     called_by,
     calls,
@@ -285,7 +287,7 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
     below = [one for each in scope.body[scope.body.index(row) + 1 :] for one in walk(each, ast.AST)]
     called_below = [one for one in below if isinstance(one, ast.Call)]
     is_over = all(
-        is_function(one) or is_method(one) or dotted(owner(one)) == "ctx" or _writes_what_is_new(file, one)
+        is_function(one) or is_tensors(file, one) or dotted(owner(one)) == "ctx" or _writes_what_is_new(file, one)
         for one in called_below
     )
     if not is_over or any(isinstance(one, (ast.AugAssign, ast.Subscript)) for one in below):
@@ -296,6 +298,9 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
         if one is not kept and not is_source and not (is_kept and _is_only_read(file, one)):
             return None
     filled = [one.name for one in scene.writes() if one.file.scope(one.statement) is scope]
+    set_to = [value_given(file, one) for one in attributes_set(file, name.rpartition(".")[2])] if "." in name else []
+    if not all(isinstance(one, ast.Call) and is_function(one) for one in set_to):
+        return None  # another object may have a number there, or an array
     is_computed = last_name(owner(made)) in NAMESPACES and called(made) in FUNCTIONS
     if name not in (*parameters(scope), *filled) and not is_computed:
         return None

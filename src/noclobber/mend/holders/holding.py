@@ -134,6 +134,9 @@ def may_get_another(file: File, name: str, write: ast.stmt, names: Sequence[str]
         row, others = file.nearest(one, ast.stmt), _bound_with(file, one)
         if row is None or others is None or not around <= set(_blocks_with(file, row)):
             return False
+        made = value_given(file, one)
+        if isinstance(made, ast.Call) and isinstance(made.func, ast.Subscript) and module_called(file, made) is None:
+            return False  # another item may give what it is given
         also |= others
     rows = [(value_given(file, one), getattr(file.statement(one), "value", None)) for one in bound]
     taken = {name for value, whole in rows for name in _taken_over(file, value or _divided(whole))}

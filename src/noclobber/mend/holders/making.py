@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+from functools import partial
 
 from noclobber.mend.holders.giving import asking, given_for
 from noclobber.model.seen.operators import MAYBE_SAME, VIEWS
 from noclobber.syntax.names import (
+    TAKING_OUT,
     attributes,
     attributes_set,
     called,
@@ -21,6 +23,7 @@ from noclobber.syntax.names import (
     dotted,
     first_name,
     is_declared,
+    is_stored,
     is_untracked,
     last_name,
     owner,
@@ -174,7 +177,9 @@ def passes_on(file: File, value: ast.expr) -> ast.expr | None:
 
 
 _PASSING_FUNCTIONS = ("dropout", "dropout2d", "relu_", "sigmoid_", "tanh_", "elu_", "leaky_relu_")
-_UNKNOWN = ("register_forward", "register_module_forward", ".inplace", "setattr(")
+_UNKNOWN = (
+    "register_forward", "register_module_forward", ".inplace", "setattr(", "set_submodule", "add_module", ".forward =",
+)  # fmt: skip
 """What lets a program see what any module is given and gives, or make modules other than they were built."""
 _OF_MODULES = ("to", "cuda", "cpu", "double", "float", "half", "bfloat16", "eval", "train", "requires_grad_")
 """Methods that give the module that they are called on."""
@@ -207,14 +212,21 @@ def _of_list(file: File, callee: ast.expr, where: ast.AST) -> ast.Call | None:
         held = next((whole for one, whole in wholes if dotted(one) == callee.id), None)
     if not isinstance(held, ast.Attribute) or called(whole := _value(file, held, where)) != "ModuleList":
         return None
-    listed = [file.above[one] for one in attributes(file.tree, held.attr)]
-    puts = any(isinstance(one, ast.Attribute) for one in listed)
-    puts |= any(isinstance(one, ast.Subscript) and not isinstance(one.ctx, ast.Load) for one in listed)
+    listed = [one for one in attributes(file.tree, held.attr) if not is_stored(file, one)]
     given = whole.args[0] if isinstance(whole, ast.Call) and len(whole.args) == 1 else None
     items = [given.elt] if isinstance(given, (ast.GeneratorExp, ast.ListComp)) else getattr(given, "elts", [])
     parts = [one for one in items if isinstance(one, ast.Call) and not is_flagged(one)]
     same = len({ast.unparse(one.func) for one in parts}) == 1 and len(parts) == len(items)
-    return parts[0] if same and not puts else None
+    is_known = same and called(parts[0]) in MODULES and isinstance(parts[0].func, ast.Attribute)
+    return parts[0] if is_known and all(map(partial(_only_runs, file), listed)) else None
+
+
+def _only_runs(file: File, held: ast.Attribute) -> bool:
+    """Whether a use of a list of modules takes them out, one by one, and puts none into it."""
+    above = file.above[held]
+    if isinstance(above, ast.Subscript):
+        return isinstance(above.ctx, ast.Load)
+    return isinstance(above, (*FOR, ast.comprehension)) or called(above) in ("len", *TAKING_OUT)
 
 
 def _without_moves(made: ast.Call | None) -> ast.Call | None:
@@ -284,7 +296,7 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
         around = file.class_of(where) if is_inside else _class(file, called(bound_to(file, of, where)))
         if not is_inside and around is not None and not _is_plain(file, around):
             return []
-        if around is None or any(last_name(one.value) != "self" for one in elsewhere):
+        if around is None or any(last_name(one.value) != "self" or _is_below(file, one, around) for one in elsewhere):
             return []
         return [one for one in walk(around, *_BOUND) if _binds(one, f"self.{callee.attr}")]
     if is_declared(file.tree, callee.id) or any(is_declared(one, callee.id) for one in functions(file.tree)):
@@ -292,6 +304,12 @@ def _bindings(file: File, callee: ast.Attribute | ast.Name, where: ast.AST) -> l
     scopes = (one for one in file.around(where) if isinstance(one, Scope))
     bound = ([one for one in within(scope, *_BOUND) if _binds(one, callee.id)] for scope in scopes)
     return next(filter(None, bound), [])
+
+
+def _is_below(file: File, node: ast.AST, around: ast.ClassDef) -> bool:
+    """Whether a node is in a class that has another one as its base."""
+    of = file.class_of(node)
+    return of is not None and around.name in map(last_name, of.bases)
 
 
 _BOUND = (ast.Name, ast.Attribute, ast.Subscript, ast.arg)
