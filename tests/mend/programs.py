@@ -326,10 +326,11 @@ class Net:
 net = Net()
 
 def run():
-    losses = [(net.params["in"] @ net.params["out"]).sum(), (net.params["in"] @ net.params["out"]).square().sum()]
-    for loss in losses:
-        loss.backward()
-        net.step()
+    first, second = (net.params["in"] @ net.params["out"]).sum(), (net.params["in"] @ net.params["out"]).square().sum()
+    first.backward()
+    net.step()
+    second.backward()
+    net.step()
 """,
     "a full backward pre-hook that takes its gradient apart and gives it back": """
 branch = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh())

@@ -236,12 +236,19 @@ class Scene:
 
     def reads_first(self) -> bool:
         """Whether the step, of an optimizer or by hand, stands below the backward, as in a loop whose turns share a
-        graph."""
-        step, read = self.place("write"), self.place("read")
-        if step is None or read is None or step.file is not read.file:
+        graph: they themselves, or the calls of one function that lead to them."""
+        step, read, event = self.place("write"), self.place("read"), self.finding.event
+        if step is None or read is None or not (self.steps() or descends(step.file, step.row)):
             return False
-        is_step = self.steps() or descends(step.file, step.row)
-        return is_step and getattr(read.node, "lineno", 0) < step.row.lineno
+        reads = event.read.calls if isinstance(event, Clobber) else ()
+        for write in self.finding.writes:
+            for at, site in enumerate(write.calls):
+                one, other = self.at(site.span()), self.at(reads[at].span()) if at < len(reads) else read
+                if one is None or other is None or one.node is other.node or one.file is not other.file:
+                    continue
+                if one.file.scope(one.node) is other.file.scope(other.node):
+                    return _line(other) < _line(one)
+        return step.file is read.file and _line(read) < _line(step)
 
     def lines_written(self, file: File) -> set[int]:
         """The lines of the writes; 0 for a line of another file, or an unknown line."""
@@ -286,6 +293,10 @@ class Scene:
                 found[file.path] = file
                 paths += dict.fromkeys(one for one in _imported(file) if one not in paths)
         return list(found.values())
+
+
+def _line(place: Place) -> int:
+    return getattr(place.node, "lineno", 0)
 
 
 def _imported(file: File) -> Iterator[str]:
