@@ -326,7 +326,7 @@ class Net:
 net = Net()
 
 def run():
-    first, second = (net.params["in"] @ net.params["out"]).sum(), (net.params["in"] @ net.params["out"]).square().sum()
+    first, second = ((net.params["in"] @ net.params["out"]).pow(power).sum() for power in (1, 2))
     first.backward()
     net.step()
     second.backward()
@@ -7599,4 +7599,161 @@ REFUSED["points that are drawn again, and moved in a second line"] = (
 )
 WORDS["points that are drawn again, and moved by what may carry a gradient"] = DRAWN.format(
     below="self.at[:, 0] = w.sum()"
+)
+
+LAYER = """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(8, dtype=torch.float64))
+        self.out = nn.Linear(4, 4, dtype=torch.float64)
+    def forward(self, h):
+        {forward}
+layer = Layer()
+{after}
+"""
+FORWARD = "def run():\n    layer(x @ w).square().sum().backward()"
+DESCENT = """
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    {before}
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+"""
+TASKS = """
+net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+def run():
+    {before}
+    for scale in (1.0, 2.0):
+        {inner}
+        grads = torch.autograd.grad((x.detach() @ fast[0] * scale).square().sum(), fast)
+        for one, g in zip(fast, grads):
+            one -= 0.1 * g
+        (x @ fast[0]).square().sum().backward()
+"""
+WORDS |= {
+    "a part of a weight that a forward changes": LAYER.format(
+        forward="a, b = self.gain.chunk(2)\n        b.add_(1.0)\n        return self.out(h) * b + a",
+        after=FORWARD,
+    ),
+    "a weight that a function changes, whose result is used at once": LAYER.format(
+        forward="return h @ rounded(self.out.weight).t()",
+        after="def rounded(t):\n    t.mul_(2.0)\n    return t\n" + FORWARD,
+    ),
+    "weights of two layers that are set by two functions": LAYER.format(
+        forward="return self.out(h) * self.gain[:4]",
+        after="def first(t):\n    t[0] = 1.0\ndef second(t, at):\n    t[at] = torch.zeros(4, dtype=torch.float64)\n"
+        "def run():\n    first(layer.gain)\n    second(layer.out.weight, 1)\n    layer(x @ w).sum().backward()",
+    ),
+    "weights that a function clips between a forward and its backward": LAYER.format(
+        forward="return self.out(h) * self.gain[:4]",
+        after="def clip(net):\n    net.out.weight.clamp_(-0.1, 0.1)\n"
+        "def run():\n    loss = layer(x @ w).sum()\n    clip(layer)\n    loss.backward()",
+    ),
+    "weights that are clipped after the step of a part of the model": LAYER.format(
+        forward="return self.out(h) * self.gain[:4]",
+        after="def clip(net):\n    net.out.weight.mul_(0.5)\n"
+        "def run():\n    opt = torch.optim.SGD(layer.out.parameters(), lr=0.1)\n"
+        "    first, second = layer(x @ w).sum(), layer(x * 2 @ w).square().sum()\n"
+        "    first.backward()\n    opt.step()\n    clip(layer)\n    second.backward()",
+    ),
+    "weights of the tasks of an outer loop, which are those of the model": TASKS.format(
+        before="", inner="fast = list(net.parameters())"
+    ),
+    "weights of the tasks of an outer loop, by another name": TASKS.format(
+        before="start = [w.detach().clone().requires_grad_()]", inner="fast = start"
+    ),
+    "weights that a loop steps, and another one clips": """
+def run():
+    fast = [w.detach().clone().requires_grad_()]
+    grads = torch.autograd.grad((x.detach() @ fast[0]).square().sum(), fast)
+    for one, g in zip(fast, grads):
+        one -= 0.1 * g
+    for each in fast:
+        each.clamp_(-1, 1)
+    w.grad = fast[0].detach()
+""",
+    "losses of which a later one is read after a step by hand": """
+def run():
+    fast = [w.detach().clone().requires_grad_()]
+    losses = [(x.detach() @ fast[0]).square().sum(), (x.detach() @ fast[0]).tanh().sum()]
+    for k in range(2):
+        grads = torch.autograd.grad(losses[k], fast)
+        for one, g in zip(fast, grads):
+            one.sub_(0.1 * g)
+""",
+    "a loss before a loop of steps, with a penalty that is summed up": DESCENT.format(
+        before="penalty = 0.0\n    for one in (x, w):\n        penalty += one.sin().square().sum()\n"
+        "    loss = (x @ w).square().sum() + penalty"
+    ),
+    "a loss before a loop of steps, of what is listed": DESCENT.format(
+        before="rows = []\n    for k in range(3):\n        rows.append(torch.tanh(x[k] @ w))\n"
+        "    loss = torch.stack(rows).square().sum() + w.square().sum()"
+    ),
+    "a loss before a loop of steps, beside its first value": DESCENT.format(
+        before="first = (x @ w).tanh()\n    loss = ((x @ w).sin() - first).square().sum()"
+    ),
+    "what a ctx keeps of an attribute that may be a number": BANK.format(
+        keep="ctx.kept = bank.slots", kept="ctx.kept"
+    ).replace("= torch.zeros(3, 4, dtype=torch.float64)", "= torch.zeros(3, 4, dtype=torch.float64) if True else 1.0"),
+    "modules of a list that may hand on what they are given": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh()), nn.Sequential()])
+    def forward(self, h, i):
+        skip = h
+        h = self.ways[i](h)
+        h.mul_(2.0)
+        return h + skip
+net = Net()
+def run():
+    net(x @ w, 0).sum().backward()
+""",
+    "modules of a list that a function changes": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Sigmoid(), nn.Sigmoid()])
+    def forward(self, h, i):
+        skip = h
+        h = self.ways[i](h)
+        h.mul_(2.0)
+        return h + skip
+def drop(ways, at):
+    ways[at] = nn.Identity()
+net = Net()
+drop(net.ways, 1)
+def run():
+    net(x @ w, 0).sum().backward()
+""",
+    "steps by hand in a function, of a loss before the loop that is summed up": """
+def step(weights):
+    with torch.no_grad():
+        for one in weights:
+            one -= 0.1 * one.grad
+            one.grad.zero_()
+def run():
+    loss = 0.0
+    for k in range(3):
+        loss = loss + (x[k] @ w).tanh().sum()
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+        step([x, w])
+""",
+}
+REFUSED["masks that a function puts on several weights after each step"] = (
+    MASKED.format(weights="net.parameters()", before="", after="apply_masks(net, masks)")
+    .replace(
+        MASKED[MASKED.index("    for name") : MASKED.index("def run")],
+        '    model[0].weight.mul_(masks["0"])\n    model[1].weight.mul_(masks["0"])\n',
+    )
+    .replace(
+        "nn.Sequential(nn.Linear(4, 4, bias=False, dtype=torch.float64))",
+        "nn.Sequential(*[nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(2)])",
+    )
+    .replace("net(x.detach())", "net[0](x.detach())"),
+    _masked,
 )

@@ -191,7 +191,7 @@ def _may_be_refused(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
     wholes = _wholes(file, other)
     held = [each for one in wholes for each in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
     return (
-        (other.base is not None and _may_be_parameter(file, other.base, row))
+        any(_may_be_parameter(file, one, row) for one in (other.base, unindexed(other.target)) if one is not None)
         or any(called(one) in _OF_WEIGHTS or _may_be_parameter(file, one, row) for one in held)
         or any(isinstance(one, ast.Name) and one.id in of for one in (root, *map(root_of, wholes)))
         or "" != other.name == write.name
