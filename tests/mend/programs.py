@@ -7535,8 +7535,8 @@ def run():
 """,
         _by_hand,
     ),
-    "what a ctx keeps of an argument's attribute": (
-        BANK.format(keep="ctx.kept = bank.slots", kept="ctx.kept"),
+    "what a ctx keeps of an argument's attribute, by the same name": (
+        BANK.format(keep="ctx.slots = bank.slots", kept="ctx.slots"),
         lambda x, w: torch.autograd.grad(((x @ w).square() + (x @ w.sin()).square()).sum(), [x, w]),
     ),
 }

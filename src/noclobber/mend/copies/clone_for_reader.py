@@ -298,8 +298,9 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
         if one is not kept and not is_source and not (is_kept and _is_only_read(file, one)):
             return None
     filled = [one.name for one in scene.writes() if one.file.scope(one.statement) is scope]
-    set_to = [value_given(file, one) for one in attributes_set(file, name.rpartition(".")[2])] if "." in name else []
-    if not all(isinstance(one, ast.Call) and is_function(one) for one in set_to):
+    sets = [one for one in attributes_set(file, name.rpartition(".")[2]) if "." in name and one is not kept]
+    put_there = [value_given(file, one) for one in sets]
+    if not all(isinstance(one, ast.Call) and is_function(one) for one in put_there):
         return None  # another object may have a number there, or an array
     is_computed = last_name(owner(made)) in NAMESPACES and called(made) in FUNCTIONS
     if name not in (*parameters(scope), *filled) and not is_computed:
