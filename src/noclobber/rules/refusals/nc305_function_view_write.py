@@ -35,7 +35,7 @@ Notes
 
 from __future__ import annotations
 
-from noclobber.model.reports.finding import Cause
+from noclobber.model.reports.finding import Cause, Cure, Suggestion
 from noclobber.model.seen.events import Refusal
 from noclobber.rules.shared.account import Help
 from noclobber.rules.shared.refusing import ASIDE, Text, blamed, is_below, writes_it
@@ -62,9 +62,10 @@ def _helps(refusal: Refusal) -> list[Help]:
     if hooked and not aside and write.form in (Form.CALL, Form.OTHER):
         return ["build the activation with `inplace=False`: `for m in net.modules(): m.inplace = False`"]
     if hooked:
-        return ["write out of place"]
+        return [ASIDE]
     clone = "return a clone from the Function's `forward`: `return x.clone()`"
-    return [ASIDE, f"or {clone}"] if aside else [clone, "or clone its result before the write"]
+    returned = Suggestion(f"or {clone}" if aside else clone, cure=Cure.CLONE_VALUE)
+    return [ASIDE, returned] if aside else [returned, "or clone its result before the write"]
 
 
 _INSIDE = (
