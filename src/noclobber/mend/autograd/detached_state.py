@@ -10,6 +10,7 @@ its backward, where each backward comes after an addition; what is read of it el
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -30,12 +31,15 @@ from noclobber.syntax.edits import after, append, before, with_argument, without
 from noclobber.syntax.names import (
     attributes_set,
     binds,
+    called,
     called_by,
     calls,
     dotted,
     is_stored,
+    is_untracked,
     keyword,
     names_in,
+    names_stored,
     names_used,
     owner,
     parameters,
@@ -119,6 +123,7 @@ def _carried(scene: Scene) -> Iterator[Change]:
         is_known &= not any(begins_anew(around, one.name) for one in carried)
     is_known &= not _goes_on_beside(around, read.row, [name for one in carried for name in (one.name, one.variable)])
     retained = [edit for one in walk(read.row, ast.Call) if (edit := without_retaining(file, one)) is not None]
+    is_known &= not (retained and _carries_more(around, {root for one in carried for root in (one.name, one.variable)}))
     title = f"detach what is carried to the next iteration: {listed([f'`{one}`' for one in texts])}"
     names = {re.split(r"\W", text.partition(" = ")[0])[-1] for text in texts}
     for later, end in enumerate(dict.fromkeys((rows[-1], around.body[-1]))):
@@ -158,6 +163,21 @@ def _goes_on_beside(around: Loop | Function, read: ast.stmt, states: Sequence[st
         read_on = [one for one in uses_in(around, root) if one.lineno > last_line(read)]
         below = [row for row, given in handing if given.partition(".")[0] == root and row.lineno > read.lineno]
         if (isinstance(around, LOOP) and not begins_anew(around, root)) or len(read_on) > len(below):
+            return True
+    return False
+
+
+def _carries_more(around: Loop | Function, known: set[str]) -> bool:
+    """Return True if a loop computes another state from its value in the turn before: its graph is kept, too."""
+    if not isinstance(around, LOOP):
+        return False
+    roots = {re.split(r"\W", one)[0] for one in known}
+    for row in walk(around, ast.Assign):
+        made = [
+            one for one in walk(row.value, ast.Call) if not is_untracked(one) and not hasattr(builtins, called(one))
+        ]
+        kept = (names_stored(row) & names_in(row.value)) - roots if made else set()
+        if any(not begins_anew(around, one) for one in kept):
             return True
     return False
 

@@ -26,7 +26,7 @@ from typing import TypeGuard
 from noclobber.mend.change import LAST_RESORT, Change, change
 from noclobber.mend.holders.giving import asking, given_by, given_for
 from noclobber.mend.holders.holding import holds_alone, writes_through
-from noclobber.mend.holders.making import CONTAINERS, bound_to, is_method, only_computes, passes_on
+from noclobber.mend.holders.making import CONTAINERS, HANDING_ON, bound_to, is_method, only_computes, passes_on
 from noclobber.mend.scene import Scene, hides
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
@@ -137,6 +137,8 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     to_leaf = scene.is_leaf or (is_weight and (is_part or scene.code == "NC304"))  # else a backward may need it
     if not isinstance(event, Refusal) or not to_leaf or not has_torch(file):
         return []
+    if event.is_saved and not event.of_itself:
+        return []
     if scene.places("read") or "ctx" in parameters(file.scope(found)) or _comes_again(scene, event):
         return []  # where PyTorch refuses to read a view, the write went through
     of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
@@ -167,9 +169,10 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     more = (one for one in writes_through(file, file.scope(found), write.name) if one not in rows)
     if any(_is_refused_too(file, one) for one in more):
         return []
-    others = (one for one in simple_statements(file.tree) if one not in rows and not _is_guarded(file, one))
-    if any(_may_be_refused(file, write, one) or (descends(file, one) and descends(file, found)) for one in others):
-        return []
+    for each in scene.files:
+        others = (one for one in simple_statements(each.tree) if one not in rows and not _is_guarded(each, one))
+        if any(_may_be_refused(each, write, one) or (descends(each, one) and descends(file, found)) for one in others):
+            return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
 
@@ -182,7 +185,7 @@ def _may_be_refused(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
     other = write_in(file, row)
     if other.target is None or hides(other.target) or not _is_refused_too(file, row):
         return False
-    if any(called(one) in SPLITS for one in walk(other.target, ast.Call)):
+    if any(called(one) in (*SPLITS, *_OF_WEIGHTS) for one in walk(other.target, ast.Call)):
         return True
     root, of = (
         root_of(other.target),
@@ -206,8 +209,17 @@ def _wholes(file: File, write: WriteSyntax) -> list[ast.expr]:
 
 
 def _may_be_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
-    scope = file.scope(where)
+    """The same, of what has the name of a weight, too, and of any leaf that requires a gradient."""
     if _is_parameter(file, base, where):
+        return True
+    if isinstance(base, ast.Attribute):
+        registered = (one.args[0] for one in calls(file.tree, "register_parameter") if one.args)
+        is_registered = any(isinstance(one, ast.Constant) and one.value == base.attr for one in registered)
+        is_set = bool(attributes_set(file, base.attr))
+        is_named = not is_set and any(words in base.attr for words in ("weight", "bias"))
+        return is_registered or is_named or called(bound_to(file, base, where)) in ("ParameterList", "ParameterDict")
+    scope, made = file.scope(where), bound_to(file, base, where)
+    if called(made) == "requires_grad_" or (made is not None and is_given(made, "requires_grad", True)):
         return True
     if not isinstance(base, ast.Name) or base.id not in parameters(scope):
         return False
@@ -221,7 +233,7 @@ def _comes_again(scene: Scene, event: Refusal) -> bool:
     is_in_forward = False
     for place in filter(None, (scene.at(site.span()) for site in reversed(scene.finding.calls))):
         file, node, scope = place.file, place.node, place.file.scope(place.node)
-        is_in_forward |= getattr(scope, "name", "") == "forward"
+        is_in_forward |= getattr(scope, "name", "") == "forward" or _computes(scope)
         if not is_in_forward:
             continue
         around = (one for one in file.around(node) if isinstance(one, (*LOOP, *COMPREHENSION)))
@@ -238,6 +250,13 @@ def _comes_again(scene: Scene, event: Refusal) -> bool:
         if backwards:
             return False
     return False
+
+
+def _computes(function: ast.AST) -> bool:
+    """Whether a function gives back what it computes: not the thing itself that it was given or has made."""
+    given = returned(function) if isinstance(function, FUNCTION) else []
+    found = [one for one in given if isinstance(one, (ast.BinOp, ast.Tuple, ast.Call))]
+    return any(not called(one)[:1].isupper() for one in found)
 
 
 def _is_conditional(file: File, node: ast.AST, within: ast.AST) -> bool:
@@ -552,10 +571,13 @@ def _is_awaited(file: File, write: ast.stmt) -> bool:
             rows = [file.statement(one) for one in made if one is not None]
             if any(_is_awaited(file, one) for one in rows if one is not None):
                 return True
+    if _is_listed(file, write) or _is_given_back(file, write):
+        return True
     for call in calls(scope, "backward", "grad"):
         again = next((one for one in loops if one in file.around(call)), None)
         below = starts(call) >= ends(write)
-        root = owner(call) if called(call) == "backward" else next(iter(call.args), None)
+        of = owner(call)
+        root = of if called(call) == "backward" and of and not is_namespace(of) else next(iter(call.args), None)
         for name in _added(root) - {write_in(file, write).name} if below or again is not None else ():
             bound = [file.nearest(one, ast.stmt) for one in uses(scope, name, ast.Store) if starts(one) < starts(call)]
             last = bound[-1] if bound else None
@@ -569,12 +591,35 @@ def _is_awaited(file: File, write: ast.stmt) -> bool:
     return False
 
 
+def _is_listed(file: File, write: ast.stmt) -> bool:
+    """Whether a loop around a write lists what it computes, and a backward comes below it."""
+    backwards = calls(file.scope(write), "backward", "grad")
+    for loop in file.loops(write):
+        lists = [one for call in calls(loop, "append") for one in call.args if next(walk(one, ast.Call), None)]
+        if lists and not calls(loop, "backward", "grad") and any(starts(one) >= ends(loop) for one in backwards):
+            return True
+    return False
+
+
+def _is_given_back(file: File, write: ast.stmt) -> bool:
+    """Whether a function gives back, below a write, what it computes from what it called above it."""
+    scope = file.scope(write)
+    below = [one for one in returned(scope) if starts(one) >= ends(write)] if _computes(scope) else []
+    names = {name for one in below if not isinstance(one, ast.Name) for name in names_in(one)}
+    bound = (
+        file.statement(one) for name in names for one in uses(scope, name, ast.Store) if starts(one) < starts(write)
+    )
+    return any(isinstance(one, ast.Assign) and next(walk(one.value, ast.Call), None) is not None for one in bound)
+
+
 def _added(root: ast.expr | None) -> set[str]:
     """The names of `loss`, `(loss + more).backward()`, `losses[k].mean()` and `scaler.scale(loss)`."""
     if isinstance(root, ast.Call) and called(root) == "scale":
         return set[str]().union(*map(_added, root.args))
     if isinstance(root, ast.BinOp):
         return _added(root.left) | _added(root.right)
+    if isinstance(root, (ast.List, ast.Tuple)):
+        return set[str]().union(*map(_added, root.elts))
     while isinstance(root, ast.Subscript) or (isinstance(root, ast.Call) and is_method(root)):
         root = root.value if isinstance(root, ast.Subscript) else owner(root)
     return {root.id} if isinstance(root, ast.Name) else set()
@@ -599,15 +644,30 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     again = [one for one in again if places.isdisjoint(map(dotted, targets(file.nearest(one, ast.stmt) or found)))]
     loops = file.loops(found)
     again = [one for one in again if starts(one) >= ends(found) or not set(loops).isdisjoint(file.around(one))]
+    if any(_is_kept_aside(file, one) for one in uses(scope, name, ast.Load)):
+        return True
+    if any(isinstance(one, ast.Name) for one in held):
+        return True  # what it was given has another name
+    given = given_for(file, name, scope) if name in parameters(scope) else []
+    back = any(name in names_in(one) for one in walk(scope, ast.Return)) if given else False
+    if back and not all(map(partial(_goes_back, file), given)):
+        return True
     if any(dotted(one.value) == name for one in attributes(scope, "grad")):
         return False
     if any(not _is_fresh(file, one) for one in _wholes(file, write)):
         return True
-    if again and any(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) for one in held):
+    return bool(again) and any(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) for one in held)
+
+
+def _is_kept_aside(file: File, use: ast.expr) -> bool:
+    """Whether a list or another name gets the tensor, or a view of it: `path.append(x.detach())`, `before = w`."""
+    above = file.above[use]
+    while isinstance(above, (ast.Attribute, ast.Call)) and (last_name(above) or called(above)) in HANDING_ON:
+        above = file.above[above]
+    if called(above) in ("append", "insert", "appendleft"):
         return True
-    given = given_for(file, name, scope) if name in parameters(scope) else []
-    back = any(name in names_in(one) for one in walk(scope, ast.Return)) if given else False
-    return back and not all(map(partial(_goes_back, file), given))
+    above = file.above[above] if isinstance(above, ast.Tuple) else above
+    return isinstance(above, ast.Assign) and isinstance(above.targets[0], (ast.Name, ast.Tuple))
 
 
 def _goes_back(file: File, given: ast.expr) -> bool:

@@ -90,7 +90,6 @@ from noclobber.syntax.writes import (
     base_of,
     is_flagged,
     is_namespace,
-    is_number,
     tensors_given,
     writes,
 )
@@ -306,8 +305,9 @@ def _kept_by_ctx(scene: Scene, file: File, kept: ast.expr) -> Change | None:
     if name not in (*parameters(scope), *filled) and not is_computed:
         return None
     at = parameters(scope).index(name) - 1 if name in parameters(scope) else -1  # a number has no `clone`
-    applied = (one for one in calls(file.tree, "apply") if last_name(owner(one)) == around.name)
-    if any(is_number(one) for call in applied for one in call.args[at : at + 1] if at >= 0):
+    applied = [one for one in calls(file.tree, "apply") if last_name(owner(one)) == around.name]
+    given = [one for call in applied for one in call.args[at : at + 1]]
+    if at >= 0 and (not given or any(may_be_number(file, one) for one in given)):
         return None
     return Change(f"keep a clone of `{name}`", (append(file, value, ".clone()"),), 2, is_sound=True)
 

@@ -290,17 +290,21 @@ def _is_made_besides(file: File, loop: Turns, rows: Sequence[ast.Assign]) -> boo
 
 
 def _compares_forwards(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign]) -> bool:
-    """Return True if more than one row computes with the same weights: the value of one may be meant as a constant, as
-    an old log-probability is."""
+    """Return True if more than one row computes with the same weights, or several models are run: the value of one may
+    be meant as a constant, as an old log-probability, or an advantage, is."""
     models = models_of(file, loop)
     ran = [one for row in rows for one in models_run(scene, [row], models)]
-    return len(set(ran)) < len(ran)
+    called_by_name = {dotted(one.func) for row in rows for one in walk(row.value, ast.Call)} & models
+    return len(set(ran)) < len(ran) or len(called_by_name) > 1
 
 
 _KEEPING = ("autocast", "cached")
 """Names of what keeps casts of weights, or what parametrizations make of them, from one turn to the next."""
 _CONSTANT = frozenset(
-    "argmax data deepcopy detach float inference_mode item no_grad numpy state_dict tolist topk".split()  # noqa: SIM905
+    """
+    argmax argsort data deepcopy detach float floor inference_mode item no_grad numpy round sign sort state_dict tolist
+    topk
+    """.split()  # noqa: SIM905
 )
 """Names that make a part of a loss a constant: it may be meant to stay what it was before the loop."""
 
