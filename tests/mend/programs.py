@@ -7757,3 +7757,125 @@ REFUSED["masks that a function puts on several weights after each step"] = (
     .replace("net(x.detach())", "net[0](x.detach())"),
     _masked,
 )
+
+CLIPPED = """
+net = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+{functions}
+def run():
+    {loss}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    x.grad, w.grad = None, net.weight.detach()
+"""
+CLIP = "net.weight.clamp_(-0.2, 0.2)"
+SET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.cell = nn.Linear(4, 4, dtype=torch.float64), nn.GRU(4, 4, dtype=torch.float64)
+        self.register_parameter("scale", nn.Parameter(torch.ones(4, dtype=torch.float64)))
+        self.shifts = nn.ParameterList([torch.ones(4, dtype=torch.float64)])
+    def forward(self, h):
+        return self.cell(self.lin(h))[0] * self.scale + self.shifts[0]
+net = Net()
+def run():
+    net.lin.bias.fill_(0.5)
+    {then}
+    net(x @ w).square().sum().backward()
+"""
+MOVED = """
+def run():
+    at = w.detach().clone().requires_grad_()
+    {before}
+    for _ in range(3):
+        (x.detach() @ at).square().sum().backward()
+        {kept}
+        at -= 0.1 * at.grad
+        at.grad = None
+    w.grad = at.detach()
+"""
+WORDS |= {
+    "weights that are clipped between two calls of a function": CLIPPED.format(
+        functions=f"def embed(h):\n    {CLIP}\n    return torch.tanh(h @ net.weight)",
+        loss="loss = (embed(x.detach()) - embed(x.detach() * 2)).square().sum()",
+    ),
+    "weights that are clipped by a function that gives back a loss": CLIPPED.format(
+        functions=f"def clip():\n    {CLIP}\ndef cost(h):\n    out = net(h)\n    clip()\n    return out.square().sum()",
+        loss="loss = cost(x)",
+    ),
+    "weights that are clipped in a loop that lists losses": CLIPPED.format(
+        functions="",
+        loss=f"losses = []\n    for k in range(3):\n        {CLIP}\n        losses.append(net(x * k).square().sum())\n"
+        "    loss = torch.stack(losses).mean()",
+    ),
+    "a bias, and that of a recurrent layer": SET.format(then="print()\n    net.cell.bias_hh_l0[4:8] = 1.0"),
+    "a bias, and a parameter that is registered": SET.format(then="print()\n    net.scale.fill_(2.0)"),
+    "a bias, and parameters of a list": SET.format(then="for one in net.shifts:\n        one.fill_(2.0)"),
+    "a bias, and what its module has of weights": SET.format(then="print()\n    next(net.parameters()).mul_(2.0)"),
+    "a leaf, and another one": """
+def run():
+    one = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    other = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    one[0] = 0.5
+    print(one)
+    other[0] = 0.5
+    (x @ w * one * other).sum().backward()
+""",
+    "a leaf whose way is listed while it is stepped": MOVED.format(before="way = []", kept="way.append(at.detach())"),
+    "a leaf that is compared with what it was before a step": MOVED.format(before="", kept="old = at"),
+    "an input that a function moves and gives back": """
+def attacked(h):
+    (h @ w).square().sum().backward()
+    h += 0.1 * h.grad.sign()
+    return h
+def run():
+    moved = attacked(x)
+    (moved - x).square().sum().backward()
+""",
+    "what a ctx keeps, which another call gives as a number": """
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, scale):
+        ctx.scale = scale
+        return h * scale
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.scale * g, None
+def scaled(h, scale):
+    return Scaled.apply(h, scale)
+scale = torch.ones(3, 4, dtype=torch.float64)
+def run():
+    loss = scaled(x @ w, scale).sum() + scaled(x @ w, 2).sum()
+    scale.mul_(3)
+    loss.backward()
+""",
+    "a state that is carried beside another one, which another optimizer trains": """
+cell = nn.GRUCell(5, 4, dtype=torch.float64)
+head = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 1, dtype=torch.float64))
+slow, fast = torch.optim.SGD(cell.parameters(), lr=0.1), torch.optim.SGD(head.parameters(), lr=0.1)
+def run():
+    h, y = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64)
+    for _ in range(3):
+        h = cell(torch.cat([x.detach(), y], 1), h)
+        y = head(h)
+        loss = (y - 1).square().sum()
+        fast.zero_grad()
+        loss.backward(retain_graph=True)
+        fast.step()
+    slow.step()
+""",
+    "a loss of two models before a loop of steps": """
+actor = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 1, dtype=torch.float64))
+critic = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 1, dtype=torch.float64))
+opt = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.1)
+def run():
+    gain = 1 - critic(x.detach())
+    loss = -(actor(x.detach()).sigmoid() * gain).mean()
+    for _ in range(3):
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+""",
+}

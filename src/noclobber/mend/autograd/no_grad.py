@@ -218,8 +218,8 @@ def _may_be_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
         is_set = bool(attributes_set(file, base.attr))
         is_named = not is_set and any(words in base.attr for words in ("weight", "bias"))
         return is_registered or is_named or called(bound_to(file, base, where)) in ("ParameterList", "ParameterDict")
-    scope, made = file.scope(where), bound_to(file, base, where)
-    if called(made) == "requires_grad_" or (made is not None and is_given(made, "requires_grad", True)):
+    scope, made = file.scope(where), definition(file, base, where)
+    if called(made) == "requires_grad_" or (isinstance(made, ast.Call) and is_given(made, "requires_grad", True)):
         return True
     if not isinstance(base, ast.Name) or base.id not in parameters(scope):
         return False
