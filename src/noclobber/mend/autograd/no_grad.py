@@ -5,10 +5,11 @@ that the statement computes have to stay the same. A write is an update, and not
 consists only of gradients, numbers and plain arithmetic: no gradient could flow through that but to the weight itself,
 as where that decays. So is what is made of the weight alone below the step of an optimizer. What the function has
 computed under `no_grad` may be added to what one name alone holds. No update is what a custom Function writes, what a
-later backward has saved, what a `forward` may write again before a backward, a part of an expanded leaf, and what may
-be meant as a new tensor, such as the first weights of an inner loop by another name. Neighbouring statements of the
-same kind are put there too, because PyTorch would refuse them next. So is the whole of a loop that steps weights by
-hand in several statements, where the value was seen to carry no gradient.
+graph keeps, or a backward may read by then or when it is written again (read_later.py), a part of an expanded leaf, a
+part that has a name, as PyTorch refuses to read the other parts then, and what may be meant as a new tensor: the first
+weights of an inner loop by another name, or what a list or another name keeps. Neighbouring statements of the same
+kind are put there too, because PyTorch would refuse them next; no other may be there that it may refuse (leaves.py). So
+is the whole of a loop that steps weights by hand in several statements, where the value was seen to carry no gradient.
 
 Tried is any write of a weight, of a `.grad`, or of mere numbers, whose value does not come from a call that may give a
 tracked tensor: that gradient would be lost.
@@ -21,13 +22,29 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
-from typing import TypeGuard
 
+from noclobber.mend.autograd.leaves import (
+    OF_WEIGHTS,
+    has_number_as_default,
+    is_given_numbers,
+    is_guarded,
+    is_like,
+    is_refused_too,
+    is_update,
+    may_be_refused,
+    sets,
+    sets_item,
+    sets_leaf,
+    tracked,
+    tracking,
+    wholes,
+)
+from noclobber.mend.autograd.read_later import comes_again, is_awaited
 from noclobber.mend.change import LAST_RESORT, Change, change
-from noclobber.mend.holders.giving import asking, given_by, given_for
+from noclobber.mend.holders.giving import given_by, given_for
 from noclobber.mend.holders.holding import holds_alone, writes_through
-from noclobber.mend.holders.making import CONTAINERS, HANDING_ON, bound_to, is_method, only_computes, passes_on
-from noclobber.mend.scene import Scene, hides
+from noclobber.mend.holders.making import CONTAINERS, HANDING_ON, bound_to, only_computes, passes_on
+from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Cure
 from noclobber.model.seen.events import Refusal
 from noclobber.model.seen.operators import SPLITS
@@ -35,7 +52,6 @@ from noclobber.syntax.edits import insert, under_no_grad
 from noclobber.syntax.names import (
     attributes,
     attributes_set,
-    bindings,
     call_of,
     called,
     called_by,
@@ -43,14 +59,12 @@ from noclobber.syntax.names import (
     definition,
     differentiates,
     dotted,
-    has_stars,
     has_torch,
     imported_from,
     is_given,
     is_numeric,
     is_of_gradients,
     is_own,
-    is_stored,
     is_untracked,
     last_name,
     mentioned,
@@ -63,7 +77,6 @@ from noclobber.syntax.names import (
     returned,
     root_of,
     set_later,
-    taken_out,
     targets,
     unindexed,
     uses,
@@ -71,14 +84,10 @@ from noclobber.syntax.names import (
     values,
 )
 from noclobber.syntax.tree import (
-    COMPREHENSION,
     FOR,
     FUNCTION,
-    LOOP,
     File,
     Function,
-    Node,
-    Scope,
     ends,
     first_line,
     functions,
@@ -88,13 +97,10 @@ from noclobber.syntax.tree import (
     walk,
 )
 from noclobber.syntax.writes import (
-    OF_NUMBERS,
     WriteSyntax,
     descends,
     is_average,
-    is_namespace,
     is_number,
-    values_written,
     write_in,
     writes,
 )
@@ -139,7 +145,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     if event.is_saved and not event.of_itself:
         return []
-    if scene.places("read") or "ctx" in parameters(file.scope(found)) or _comes_again(scene, event):
+    if scene.places("read") or "ctx" in parameters(file.scope(found)) or comes_again(scene, event):
         return []  # where PyTorch refuses to read a view, the write went through
     of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
     carries = event.carries_gradient is True
@@ -147,120 +153,33 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     if of_constants and (loop := _loop_of_updates(write)) is not None:
         return [loop]
-    if _is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
+    if is_awaited(file, found) or _may_be_new(file, write) or (carries and _is_read_on(file, write)):
         return []
-    is_update = _is_update(file, found) or (of_constants and _shifts(file, found))
+    updates = is_update(file, found) or (of_constants and _shifts(file, found))
     follows_step = event.carries_gradient is not None and is_weight and _follows_step(file, write)
-    is_update |= follows_step
+    updates |= follows_step
     is_begun = of_constants and not event.is_saved and _is_begun(file, write)
-    if not (is_update or is_begun or (is_weight and (is_average(found) or of_constants))):
+    if not (updates or is_begun or (is_weight and (is_average(found) or of_constants))):
         return []
 
     def fits(one: ast.stmt) -> bool:
-        if write.name and (_sets(file, write.name, one) or (of_constants and _is_like(file, write, one))):
+        if write.name and (sets(file, write.name, one) or (of_constants and is_like(file, write, one))):
             return True
-        if follows_step and _may_be_refused(file, write, one) and all(map(only_computes, walk(one, ast.Call))):
+        if follows_step and may_be_refused(file, write, one) and all(map(only_computes, walk(one, ast.Call))):
             return True
-        return descends(file, one) or _sets_leaf(file, one) or _clears(one)
+        return descends(file, one) or sets_leaf(file, one) or _clears(one)
 
     rows = file.beside(found, fits)
     kept = [at for at, one in enumerate(rows) if not _clears(one)]
     rows = rows[kept[0] : kept[-1] + 1]
     more = (one for one in writes_through(file, file.scope(found), write.name) if one not in rows)
-    if any(_is_refused_too(file, one) for one in more):
+    if any(is_refused_too(file, one) for one in more):
         return []
     for each in scene.files:
-        others = (one for one in simple_statements(each.tree) if one not in rows and not _is_guarded(each, one))
-        if any(_may_be_refused(each, write, one) or (descends(each, one) and descends(file, found)) for one in others):
+        others = (one for one in simple_statements(each.tree) if one not in rows and not is_guarded(each, one))
+        if any(may_be_refused(each, write, one) or (descends(each, one) and descends(file, found)) for one in others):
             return []
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
-
-
-def _may_be_refused(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
-    """Whether a statement may write a leaf, or one of several parts of one, so that PyTorch refuses it next: a
-    parameter, what a function is given for one, and what it, or a loop, takes out of what `write` takes its leaf of."""
-    call = call_of(row)
-    if not (_sets_item(row) or isinstance(row, ast.AugAssign) or (call is not None and writes(call))):
-        return False
-    other = write_in(file, row)
-    if other.target is None or hides(other.target) or not _is_refused_too(file, row):
-        return False
-    if any(called(one) in (*SPLITS, *_OF_WEIGHTS) for one in walk(other.target, ast.Call)):
-        return True
-    root, of = (
-        root_of(other.target),
-        {one.id for one in map(root_of, _wholes(file, write)) if isinstance(one, ast.Name)},
-    )
-    wholes = _wholes(file, other)
-    held = [each for one in wholes for each in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
-    return (
-        any(_may_be_parameter(file, one, row) for one in (other.base, unindexed(other.target)) if one is not None)
-        or any(called(one) in _OF_WEIGHTS or _may_be_parameter(file, one, row) for one in held)
-        or any(isinstance(one, ast.Name) and one.id in of for one in (root, *map(root_of, wholes)))
-        or "" != other.name == write.name
-    )
-
-
-def _wholes(file: File, write: WriteSyntax) -> list[ast.expr]:
-    """What the loops around a write go through for its name: `ws` of `for w, g in zip(ws, grads)`."""
-    loops = (one for one in file.loops(write.statement) if isinstance(one, FOR))
-    taken = (pair for one in loops for pair in taken_out(one.target, one.iter))
-    return [whole for one, whole in taken if write.name and write.name in map(dotted, walk(one, ast.Name))]
-
-
-def _may_be_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
-    """The same, of what has the name of a weight, too, and of any leaf that requires a gradient."""
-    if _is_parameter(file, base, where):
-        return True
-    if isinstance(base, ast.Attribute):
-        registered = (one.args[0] for one in calls(file.tree, "register_parameter") if one.args)
-        is_registered = any(isinstance(one, ast.Constant) and one.value == base.attr for one in registered)
-        is_set = bool(attributes_set(file, base.attr))
-        is_named = not is_set and any(words in base.attr for words in ("weight", "bias"))
-        return is_registered or is_named or called(bound_to(file, base, where)) in ("ParameterList", "ParameterDict")
-    scope, made = file.scope(where), definition(file, base, where)
-    if called(made) == "requires_grad_" or (isinstance(made, ast.Call) and is_given(made, "requires_grad", True)):
-        return True
-    if not isinstance(base, ast.Name) or base.id not in parameters(scope):
-        return False
-    with asking(scope) as is_first:
-        return is_first and any(_may_be_parameter(file, one, one) for one in given_for(file, base.id, scope))
-
-
-def _comes_again(scene: Scene, event: Refusal) -> bool:
-    """Return True if a `forward` writes, or what it calls, and a graph keeps the weight by then, or may keep it when it
-    writes again before a backward: in a loop in which no backward surely runs, or by another call."""
-    is_in_forward = False
-    for place in filter(None, (scene.at(site.span()) for site in reversed(scene.finding.calls))):
-        file, node, scope = place.file, place.node, place.file.scope(place.node)
-        is_in_forward |= getattr(scope, "name", "") == "forward" or _computes(scope)
-        if not is_in_forward:
-            continue
-        around = (one for one in file.around(node) if isinstance(one, (*LOOP, *COMPREHENSION)))
-        loop = next((one for one in around if file.scope(one) is scope), None)
-        turn = loop or scope
-        backwards = [starts(one) for one in calls(turn, "backward", "grad") if not _is_conditional(file, one, turn)]
-        if event.is_saved or (loop is not None and not backwards):
-            return True
-        name = dotted(node.func) if isinstance(node, ast.Call) else ""
-        same = [starts(one) for one in walk(scope, ast.Call) if name and dotted(one.func) == name]
-        end = min((one for one in backwards if one > starts(node)), default=None)
-        if any(one > starts(node) and (end is None or one < end) for one in same):
-            return True
-        if backwards:
-            return False
-    return False
-
-
-def _computes(function: ast.AST) -> bool:
-    """Whether a function gives back what it computes: not the thing itself that it was given or has made."""
-    given = returned(function) if isinstance(function, FUNCTION) else []
-    found = [one for one in given if isinstance(one, (ast.BinOp, ast.Tuple, ast.Call))]
-    return any(not called(one)[:1].isupper() for one in found)
-
-
-def _is_conditional(file: File, node: ast.AST, within: ast.AST) -> bool:
-    return any(isinstance(one, ast.If) and within in file.around(one) for one in file.around(node))
 
 
 def _may_carry_later(file: File, write: ast.stmt) -> bool:
@@ -270,7 +189,7 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     call = call_of(write)
     made_of: list[ast.AST] = [*values(call)] if call is not None else [getattr(write, "value", write)]
     written = write_in(file, write).name
-    names, known = set[str]().union(*map(_tracked, made_of)), {"self", written}
+    names, known = set[str]().union(*map(tracked, made_of)), {"self", written}
     rows = list(walk(loops[-1], ast.stmt)) if loops else []
     turns = {name for loop in loops if isinstance(loop, FOR) for name in names_in(loop.target)}
     items = (one for each in made_of for one in walk(each, ast.Subscript) if turns & names_in(one.slice))
@@ -279,7 +198,7 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     while names - known:
         name = (names - known).pop()
         known.add(name)
-        if name in parameters(scope) and _has_number_as_default(file, name, scope):
+        if name in parameters(scope) and has_number_as_default(file, name, scope):
             continue
         given = given_for(file, name, scope) if name in parameters(scope) else [write]
         if len(given) != 1 or (name in parameters(scope) and file.loops(given[0])):
@@ -291,14 +210,14 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
                 if starts(row) >= ends(write):
                     return True
                 made_of.append(row)
-                names |= _tracked(row)
+                names |= tracked(row)
     held = {one.attr for row in made_of for one in walk(row, ast.Attribute) if called_by(file, one) is None}
     held -= {"grad", "data"}
     own = {one.name for one in functions(file.tree)}
     return (
         bool(set_later(file, *held))
         or any(_is_of_object_alone(file, one) for one in attributes_set(file, *held))
-        or any(called(one) in own for row in made_of for one in _tracking(row, ast.Call))
+        or any(called(one) in own for row in made_of for one in tracking(row, ast.Call))
         or any(last_name(one.value) in (known | held) - {written} for one in _set_to_require(file))
     )
 
@@ -318,28 +237,7 @@ def _is_of_object_alone(file: File, attribute: ast.Attribute) -> bool:
     value = value_given(file, attribute) if isinstance(row, ast.Assign) else None
     if not isinstance(value, ast.Name) or value.id not in parameters(scope):
         return False
-    return not _has_number_as_default(file, value.id, scope) and len(given_for(file, value.id, scope)) != 1
-
-
-def _tracking(made_of: ast.AST, *kinds: type[Node]) -> list[Node]:
-    """The parts of some kinds of a value, but for those whose gradient ends there: `w.detach()`, `len(xs)`."""
-    ending = [one for one in walk(made_of, ast.Call) if is_untracked(one) or called(one) == "detach"]
-    ended = {each for one in ending for each in ast.walk(one)}
-    return [one for one in walk(made_of, *kinds) if one not in ended]
-
-
-def _tracked(made_of: ast.AST) -> set[str]:
-    """The names among these parts."""
-    return {one.id for one in _tracking(made_of, ast.Name) if isinstance(one.ctx, ast.Load)}
-
-
-def _is_refused_too(file: File, write: ast.stmt) -> bool:
-    """Return True if PyTorch refuses another write to a leaf: it is not under `no_grad`, nor by `torch.nn.init` or
-    `.data`, and changes numbers."""
-    call = call_of(write)
-    if _is_guarded(file, write) or hides(write_in(file, write).target):
-        return False
-    return called(call) not in ("detach_", "requires_grad_") and (call is None or not is_namespace(call.func))
+    return not has_number_as_default(file, value.id, scope) and len(given_for(file, value.id, scope)) != 1
 
 
 def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
@@ -365,7 +263,7 @@ def _loop_of_updates(write: WriteSyntax) -> ast.stmt | None:
     if any(elsewhere) or not all(is_own(scope, one) for one in given) or any(_is_read_outside(file, loop)):
         return None  # what is computed there may be needed with its gradient
     inside = list(walk(loop, ast.stmt))
-    others = (one for one in walk(file.tree, ast.stmt) if one not in inside and not _is_guarded(file, one))
+    others = (one for one in walk(file.tree, ast.stmt) if one not in inside and not is_guarded(file, one))
     return None if any(descends(file, one) for one in others) else loop
 
 
@@ -375,30 +273,6 @@ def _is_read_outside(file: File, loop: ast.stmt) -> Iterator[bool]:
         held = unindexed(target)
         if isinstance(getattr(target, "ctx", None), ast.Store) and (name := last_name(held)) not in ("data", "grad"):
             yield not name or any(loop not in file.around(one) for one in mentioned(file, name))
-
-
-def _is_like(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
-    """Whether a statement sets a part of the same tensor to what is computed from the same names, and from that tensor:
-    where the one value carries no gradient, the other carries none but to the leaf itself."""
-    if not _sets_item(row) or write_in(file, row).name != write.name:
-        return False
-    found = write.statement
-    made_of = [found.value] if isinstance(found, ast.Assign) else values_written(found)
-    first = set[str]().union(*(_chains(file, one) for one in made_of))
-    of_itself = {one for one in _chains(file, row.value) if one.startswith((f"{write.name}[", f"{write.name}."))}
-    is_same = first >= _chains(file, row.value) - of_itself - {write.name}
-    return is_same and all(map(only_computes, walk(row.value, ast.Call)))
-
-
-def _chains(file: File, value: ast.expr) -> set[str]:
-    """`self.low` and `table[0]` of `self.low + table[0].exp()`."""
-    found = [one for one in walk(value, ast.Name, ast.Attribute, ast.Subscript) if called_by(file, one) is None]
-    longer = {getattr(one, "value", None) for one in found}
-    return {ast.unparse(one) for one in found if one not in longer and not is_namespace(one)}
-
-
-def _sets_item(row: ast.stmt) -> TypeGuard[ast.Assign]:
-    return isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Subscript)
 
 
 def _is_begun(file: File, write: WriteSyntax) -> bool:
@@ -423,84 +297,13 @@ def _is_of_numbers(file: File, value: ast.expr) -> bool:
         return False
     if not all(map(only_computes, walk(value, ast.Call))):
         return False
-    for one in _tracking(value, ast.Name):
-        if is_numeric(file, one) or _is_given_numbers(file, one) or one.id == "torch":
+    for one in tracking(value, ast.Name):
+        if is_numeric(file, one) or is_given_numbers(file, one) or one.id == "torch":
             continue
         made = definition(file, one, value)
         if made is None or not _is_of_numbers(file, made):
             return False
     return True
-
-
-def _sets(file: File, name: str, row: ast.stmt) -> bool:
-    """`w[0] = 1.0`, `w[0].fill_(1.0)`: whether a statement sets a part of a tensor to numbers, or to what is new
-    to torch."""
-    numbers = _sets_item(row) and (
-        is_numeric(file, row.value) or _is_given_numbers(file, row.value) or _is_new_to_torch(row.value)
-    )
-    return (numbers or _is_update(file, row)) and write_in(file, row).name == name
-
-
-def _is_new_to_torch(value: ast.expr) -> bool:
-    """`torch.tensor(np.sin(angles))`: no tensor is read."""
-    made = _tracking(value, ast.Call)
-    return (
-        bool(made)
-        and all(map(only_computes, made))
-        and not {one.id for one in _tracking(value, ast.Name) if not is_namespace(one)}
-    )
-
-
-def _is_given_numbers(file: File, value: ast.expr) -> bool:
-    return isinstance(value, ast.Name) and _has_number_as_default(file, value.id, file.scope(value))
-
-
-def _has_number_as_default(file: File, name: str, function: Scope) -> bool:
-    """Whether a parameter has a number as its default, and gets nothing else from the file."""
-    if not isinstance(function, FUNCTION) or bindings(file, function, name):
-        return False
-    of = function.args
-    own = zip(reversed([*of.posonlyargs, *of.args]), reversed(of.defaults), strict=False)
-    default = next(
-        (one for each, one in (*own, *zip(of.kwonlyargs, of.kw_defaults, strict=True)) if each.arg == name), None
-    )
-    of_class = file.class_of(function) if function.name == "__init__" else None
-    mentions = mentioned(file, function.name if of_class is None else of_class.name)
-    calls_to = [called_by(file, one) for one in mentions]
-    given = [given_by(file, one, name, function) or default for one in mentions]
-    known = bool(mentions) and all(one is not None and not has_stars(one) for one in calls_to)
-    return known and all(map(is_number, [default, *given]))
-
-
-def _sets_leaf(file: File, row: ast.stmt) -> bool:
-    """Return True if a statement sets to numbers what the file makes as a parameter: PyTorch refuses it next."""
-    if hasattr(row, "body"):
-        return False
-    write = write_in(file, row)
-    is_leaf = write.base is not None and not hides(write.target) and _is_parameter(file, write.base, row)
-    return is_leaf and _sets(file, write.name, row)
-
-
-def _is_parameter(file: File, base: ast.expr, where: ast.AST) -> bool:
-    """Whether a name is bound to an `nn.Parameter`, or is the `weight` or `bias` of something, and the file binds no
-    such attribute to anything else."""
-    if called(bound_to(file, base, where)) == "Parameter":
-        return True
-    if not isinstance(base, ast.Attribute) or base.attr not in ("weight", "bias") or last_name(base.value) == "self":
-        return False
-    rows = [file.statement(one) for one in attributes_set(file, base.attr) if is_stored(file, one)]
-    return all(isinstance(one, ast.Assign) and called(one.value) == "Parameter" for one in rows)
-
-
-def _is_update(file: File, write: ast.stmt) -> bool:
-    """Return True if a statement writes in place a value of gradients and numbers only."""
-    given = values_written(write)
-    if not given:
-        return called(call_of(write)) == "zero_"
-    if isinstance(write, ast.AugAssign) and isinstance(write.target, ast.Name):
-        return all(is_of_gradients(file, one) for one in given)
-    by_numbers = called(call_of(write)) in OF_NUMBERS
-    return all(by_numbers or is_of_gradients(file, one) or is_numeric(file, one) for one in given)
 
 
 def _shifts(file: File, write: ast.stmt) -> bool:
@@ -514,7 +317,7 @@ def _shifts(file: File, write: ast.stmt) -> bool:
     stored = [uses(scope, one.id, ast.Store) for one in walk(write.value, ast.Name)]
     rows = [file.statement(one) for each in stored for one in each]
     plain = next(walk(write.value, ast.Call, ast.Attribute, ast.Subscript), None) is None
-    constant = all(isinstance(one, ast.Assign) and (_is_guarded(file, one) or is_number(one.value)) for one in rows)
+    constant = all(isinstance(one, ast.Assign) and (is_guarded(file, one) or is_number(one.value)) for one in rows)
     return plain and stored != [] and all(stored) and constant
 
 
@@ -544,10 +347,7 @@ def _is_given_to(file: File, optimizers: list[ast.Call], of: str) -> bool:
     """Whether an optimizer is given what a dotted name is a part of."""
     parts = [*accumulate(of.split("."), "{}.{}".format)]
     given = (one for each in optimizers for one in named(each))
-    return any(dotted(one) in parts and last_name(file.above[one]) in ("", *_OF_WEIGHTS) for one in given)
-
-
-_OF_WEIGHTS = ("parameters", "named_parameters")
+    return any(dotted(one) in parts and last_name(file.above[one]) in ("", *OF_WEIGHTS) for one in given)
 
 
 def _steps_above(file: File, node: ast.AST) -> list[ast.Call]:
@@ -559,70 +359,6 @@ def _steps_above(file: File, node: ast.AST) -> list[ast.Call]:
     made = [bound_to(file, one, node) for one in stepped if one is not None]
     own = imported_from(file, "torch.optim")
     return [one for one in made if one is not None and ("optim" in dotted(one.func) or called(one) in own)]
-
-
-def _is_awaited(file: File, write: ast.stmt) -> bool:
-    """Return True if a backward after a write, also in a later turn of a loop, begins from what was computed before it:
-    that may have saved what is written. So it may where the function of the write is called."""
-    scope, loops = file.scope(write), file.loops(write)
-    if isinstance(scope, FUNCTION):
-        with asking(scope) as is_first:
-            made = [called_by(file, one) for one in mentioned(file, scope.name)] if is_first else []
-            rows = [file.statement(one) for one in made if one is not None]
-            if any(_is_awaited(file, one) for one in rows if one is not None):
-                return True
-    if _is_listed(file, write) or _is_given_back(file, write):
-        return True
-    for call in calls(scope, "backward", "grad"):
-        again = next((one for one in loops if one in file.around(call)), None)
-        below = starts(call) >= ends(write)
-        of = owner(call)
-        root = of if called(call) == "backward" and of and not is_namespace(of) else next(iter(call.args), None)
-        for name in _added(root) - {write_in(file, write).name} if below or again is not None else ():
-            bound = [file.nearest(one, ast.stmt) for one in uses(scope, name, ast.Store) if starts(one) < starts(call)]
-            last = bound[-1] if bound else None
-            if last is None:
-                continue
-            goes_on = isinstance(last, ast.AugAssign) or name in names_in(getattr(last, "value", last))
-            if not below and (again is None or last is again or again not in file.around(last)):
-                return True
-            if below and (starts(last) < starts(write) or (goes_on and not set(loops) <= set(file.loops(call)))):
-                return True
-    return False
-
-
-def _is_listed(file: File, write: ast.stmt) -> bool:
-    """Whether a loop around a write lists what it computes, and a backward comes below it."""
-    backwards = calls(file.scope(write), "backward", "grad")
-    for loop in file.loops(write):
-        lists = [one for call in calls(loop, "append") for one in call.args if next(walk(one, ast.Call), None)]
-        if lists and not calls(loop, "backward", "grad") and any(starts(one) >= ends(loop) for one in backwards):
-            return True
-    return False
-
-
-def _is_given_back(file: File, write: ast.stmt) -> bool:
-    """Whether a function gives back, below a write, what it computes from what it called above it."""
-    scope = file.scope(write)
-    below = [one for one in returned(scope) if starts(one) >= ends(write)] if _computes(scope) else []
-    names = {name for one in below if not isinstance(one, ast.Name) for name in names_in(one)}
-    bound = (
-        file.statement(one) for name in names for one in uses(scope, name, ast.Store) if starts(one) < starts(write)
-    )
-    return any(isinstance(one, ast.Assign) and next(walk(one.value, ast.Call), None) is not None for one in bound)
-
-
-def _added(root: ast.expr | None) -> set[str]:
-    """The names of `loss`, `(loss + more).backward()`, `losses[k].mean()` and `scaler.scale(loss)`."""
-    if isinstance(root, ast.Call) and called(root) == "scale":
-        return set[str]().union(*map(_added, root.args))
-    if isinstance(root, ast.BinOp):
-        return _added(root.left) | _added(root.right)
-    if isinstance(root, (ast.List, ast.Tuple)):
-        return set[str]().union(*map(_added, root.elts))
-    while isinstance(root, ast.Subscript) or (isinstance(root, ast.Call) and is_method(root)):
-        root = root.value if isinstance(root, ast.Subscript) else owner(root)
-    return {root.id} if isinstance(root, ast.Name) else set()
 
 
 def _may_be_new(file: File, write: WriteSyntax) -> bool:
@@ -646,7 +382,7 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
     again = [one for one in again if starts(one) >= ends(found) or not set(loops).isdisjoint(file.around(one))]
     if any(_is_kept_aside(file, one) for one in uses(scope, name, ast.Load)):
         return True
-    if any(isinstance(one, ast.Name) for one in held):
+    if any(isinstance(one, ast.Assign) and isinstance(one.value, ast.Name) for one in bound):
         return True  # what it was given has another name
     given = given_for(file, name, scope) if name in parameters(scope) else []
     back = any(name in names_in(one) for one in walk(scope, ast.Return)) if given else False
@@ -654,7 +390,7 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
         return True
     if any(dotted(one.value) == name for one in attributes(scope, "grad")):
         return False
-    if any(not _is_fresh(file, one) for one in _wholes(file, write)):
+    if any(not _is_fresh(file, one) for one in wholes(file, write)):
         return True
     return bool(again) and any(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) for one in held)
 
@@ -682,7 +418,7 @@ def _is_fresh(file: File, whole: ast.expr) -> bool:
     """Whether a loop goes through leaves that the function has made, `{k: v.clone().requires_grad_() ...}`, or those of
     a module: another list of these may be the weights that an inner loop begins with."""
     of = owner(whole) if called(whole) in ("values", "items") else whole
-    if called(of) in _OF_WEIGHTS or isinstance(of, (ast.List, ast.Tuple)):
+    if called(of) in OF_WEIGHTS or isinstance(of, (ast.List, ast.Tuple)):
         return True
     made = definition(file, of, whole)
     items = made.values if isinstance(made, ast.Dict) else made.elts if isinstance(made, ast.List) else []
@@ -713,15 +449,6 @@ def _is_read_on(file: File, write: WriteSyntax) -> bool:
 def _clears(row: ast.stmt) -> bool:
     """`w.grad.zero_()`, `w.grad = None`."""
     return bool(re.fullmatch(r"\S+\.grad(\.zero_\(\)| = None)", ast.unparse(row)))
-
-
-def _is_guarded(file: File, write: ast.stmt) -> bool:
-    for one in file.around(write):
-        heads = [item.context_expr for item in one.items] if isinstance(one, ast.With) else []
-        heads += one.decorator_list if isinstance(one, ast.FunctionDef) else []
-        if any("no_grad" in ast.unparse(head) for head in heads):
-            return True
-    return False
 
 
 def _may_be_update(write: WriteSyntax, kind: str) -> bool:
@@ -770,7 +497,7 @@ def _goes_on(file: File, name: str, row: ast.stmt) -> bool:
         return True
     calls = call is not None and isinstance(call.func, ast.Attribute) and writes(call)
     calls = calls and not called(call).endswith("requires_grad_")
-    if not (_sets_item(row) or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
+    if not (sets_item(row) or calls or isinstance(row, ast.AugAssign)) or file.own_lines(row) is None:
         return False
     other = write_in(file, row)
     return other.name == name or _may_be_update(other, "")
