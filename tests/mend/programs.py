@@ -7879,3 +7879,34 @@ def run():
         opt.step()
 """,
 }
+
+REFUSED["a state that is carried beside a dict that each turn makes anew"] = (
+    """
+cell = nn.GRUCell(4, 4, dtype=torch.float64)
+opt = torch.optim.SGD(cell.parameters(), 0.1)
+def run():
+    state = x.detach()
+    for _ in range(3):
+        state = cell(x.detach(), state)
+        opt.zero_grad()
+        state.square().sum().backward(retain_graph=True)
+        grads = {name: one.grad.clone() for name, one in cell.named_parameters()}
+        opt.step()
+    w.grad = grads["weight_hh"][:4]
+""",
+    lambda x, w: [None, _by_one_turn_of_gru(x.detach())],
+)
+
+
+def _by_one_turn_of_gru(x):
+    torch.manual_seed(0)
+    torch.randn(3, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    cell = nn.GRUCell(4, 4, dtype=torch.float64)
+    opt, state = torch.optim.SGD(cell.parameters(), 0.1), x
+    for _ in range(3):
+        state = cell(x, state.detach())
+        opt.zero_grad()
+        state.square().sum().backward()
+        grads = cell.weight_hh.grad.clone()
+        opt.step()
+    return grads[:4]

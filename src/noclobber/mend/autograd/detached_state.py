@@ -176,8 +176,8 @@ def _carries_more(around: Loop | Function, known: set[str]) -> bool:
         made = [
             one for one in walk(row.value, ast.Call) if not is_untracked(one) and not hasattr(builtins, called(one))
         ]
-        kept = (names_stored(row) & names_in(row.value)) - roots if made else set()
-        if any(not begins_anew(around, one) for one in kept):
+        bound = {name for one in row.targets for name in names_stored(one)}  # and not those of a comprehension
+        if made and any(not begins_anew(around, one) for one in bound & names_in(row.value) - roots):
             return True
     return False
 
