@@ -157,6 +157,35 @@ y.sum().backward()
     assert report.coverage.lost == ()
 
 
+@pytest.mark.parametrize(("filled", "is_shown"), [("torch.full((1,), 2.0)", True), ("torch.empty(1)", False)])
+def test_a_write_under_no_grad_is_not_shown_where_another_file_has_one_that_pytorch_refuses_next(
+    tmp_path, filled, is_shown
+):
+    more = "" if is_shown else "\n        for _ in range(1):\n            self.gain.fill_(2.0)"
+    (tmp_path / "layers.py").write_text(f"""
+import torch
+class Gain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.nn.Parameter({filled}){more}
+    def forward(self, h):
+        kept = [h]
+        kept[0] = h * self.gain
+        return kept[0]
+""")
+    (tmp_path / "script.py").write_text("""
+import torch
+from layers import Gain
+fc = torch.nn.Linear(4, 4)
+fc.bias.fill_(0.1)
+Gain()(fc(torch.ones(3, 4))).sum().backward()
+""")
+    done = noclobber_runs(["run", "--format", "json", "-o", "report.json", "script.py"], tmp_path)
+    assert "internal error" not in done.stderr
+    (finding,) = Report.from_json((tmp_path / "report.json").read_text()).findings
+    assert bool(finding.suggestions[0].edits) is is_shown
+
+
 def reworded(finding):
     """The finding as a report brings it back, with other words everywhere."""
     told = built(Finding, finding_out(finding))

@@ -31,14 +31,7 @@ from noclobber.syntax.names import (
     taken_out,
     unindexed,
 )
-from noclobber.syntax.tree import (
-    FOR,
-    FUNCTION,
-    File,
-    Node,
-    Scope,
-    walk,
-)
+from noclobber.syntax.tree import FOR, FUNCTION, File, Node, Scope, walk
 from noclobber.syntax.writes import (
     OF_NUMBERS,
     WriteSyntax,
@@ -61,21 +54,20 @@ def may_be_refused(file: File, write: WriteSyntax, row: ast.stmt) -> bool:
         return False
     if any(called(one) in (*SPLITS, *OF_WEIGHTS) for one in walk(other.target, ast.Call)):
         return True
-    root = root_of(other.target)
-    of = {one.id for one in map(root_of, wholes(file, write)) if isinstance(one, ast.Name)}
-    through = wholes(file, other)
+    root, through = root_of(other.target), wholes(other)
+    of = {one.id for one in map(root_of, wholes(write)) if isinstance(one, ast.Name) and write.file is file}
     held = [each for one in through for each in (one.elts if isinstance(one, (ast.List, ast.Tuple)) else [one])]
     return (
         any(_may_be_parameter(file, one, row) for one in (other.base, unindexed(other.target)) if one is not None)
         or any(called(one) in OF_WEIGHTS or _may_be_parameter(file, one, row) for one in held)
         or any(isinstance(one, ast.Name) and one.id in of for one in (root, *map(root_of, through)))
-        or "" != other.name == write.name
+        or (write.file is file and "" != other.name == write.name)
     )
 
 
-def wholes(file: File, write: WriteSyntax) -> list[ast.expr]:
+def wholes(write: WriteSyntax) -> list[ast.expr]:
     """What the loops around a write go through for its name: `ws` of `for w, g in zip(ws, grads)`."""
-    loops = (one for one in file.loops(write.statement) if isinstance(one, FOR))
+    loops = (one for one in write.file.loops(write.statement) if isinstance(one, FOR))
     taken = (pair for one in loops for pair in taken_out(one.target, one.iter))
     return [whole for one, whole in taken if write.name and write.name in map(dotted, walk(one, ast.Name))]
 
@@ -218,6 +210,7 @@ def is_update(file: File, write: ast.stmt) -> bool:
 
 
 OF_WEIGHTS = ("parameters", "named_parameters")
+"""Methods of a module that give its weights."""
 
 
 def is_guarded(file: File, write: ast.stmt) -> bool:

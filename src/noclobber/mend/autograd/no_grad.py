@@ -158,7 +158,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     updates = is_update(file, found) or (of_constants and _shifts(file, found))
     follows_step = event.carries_gradient is not None and is_weight and _follows_step(file, write)
     updates |= follows_step
-    is_begun = of_constants and not event.is_saved and _is_begun(file, write)
+    is_begun = of_constants and _is_begun(file, write)
     if not (updates or is_begun or (is_weight and (is_average(found) or of_constants))):
         return []
 
@@ -390,7 +390,7 @@ def _may_be_new(file: File, write: WriteSyntax) -> bool:
         return True
     if any(dotted(one.value) == name for one in attributes(scope, "grad")):
         return False
-    if any(not _is_fresh(file, one) for one in wholes(file, write)):
+    if any(not _is_fresh(file, one) for one in wholes(write)):
         return True
     return bool(again) and any(isinstance(one, (ast.Name, ast.Attribute, ast.Subscript)) for one in held)
 
