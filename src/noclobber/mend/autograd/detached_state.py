@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from noclobber.mend.autograd.leaves import tracking
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
@@ -36,7 +37,6 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     is_stored,
-    is_untracked,
     keyword,
     names_in,
     names_stored,
@@ -173,9 +173,7 @@ def _carries_more(around: Loop | Function, known: set[str]) -> bool:
         return False
     roots = {re.split(r"\W", one)[0] for one in known}
     for row in walk(around, ast.Assign):
-        made = [
-            one for one in walk(row.value, ast.Call) if not is_untracked(one) and not hasattr(builtins, called(one))
-        ]
+        made = [one for one in tracking(row.value, ast.Call) if not hasattr(builtins, called(one))]
         bound = {name for one in row.targets for name in names_stored(one)}  # and not those of a comprehension
         if made and any(not begins_anew(around, one) for one in bound & names_in(row.value) - roots):
             return True
