@@ -38,6 +38,7 @@ from noclobber.mend.new_tensors.new_wholes import new_wholes
 from noclobber.mend.new_tensors.returned import given_new
 from noclobber.mend.new_tensors.view_writes import views
 from noclobber.mend.order.earlier_backwards import backward_first
+from noclobber.mend.order.forward_below import below_step
 from noclobber.mend.order.forwards_in_loops import moved_in
 from noclobber.mend.order.kept_values import not_kept
 from noclobber.mend.order.later_writes import put_off
@@ -59,6 +60,7 @@ CURES: tuple[Mend, ...] = (
     summed,
     detached,
     reordered,
+    below_step,
     put_off,
     backward_first,
     run_alike,

@@ -145,6 +145,10 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []
     if event.is_saved and not event.of_itself:
         return []
+    if event.keeps_others and any(
+        isinstance(one, FOR) and write.name in names_in(one.target) for one in file.loops(found)
+    ):
+        return []  # a later turn writes what a backward may need
     if scene.places("read") or "ctx" in parameters(file.scope(found)) or comes_again(scene, event):
         return []  # where PyTorch refuses to read a view, the write went through
     of_constants = event.carries_gradient is False and not _may_carry_later(file, found)

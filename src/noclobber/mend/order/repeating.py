@@ -20,7 +20,7 @@ from noclobber.mend.holders.making import (
 )
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.operators import DRAWING
-from noclobber.syntax.names import called, calls, dotted, first_name, owner, parameters
+from noclobber.syntax.names import called, calls, definition, dotted, first_name, owner, parameters
 from noclobber.syntax.tree import FUNCTION, File, functions, walk
 from noclobber.syntax.writes import NAMESPACES, is_of_loss
 
@@ -86,7 +86,10 @@ def keeps_state(scene: Scene) -> bool:
         around = [of for one in forwards if (of := file.class_of(one)) is not None]
         for method in (one for of in around for one in functions(of) if one.name != "__init__"):
             stored = (one for one in walk(method, ast.Attribute, ast.Subscript))
-            if any(isinstance(getattr(one, "ctx", None), ast.Store) for one in stored) or calls(method, *_KEEPING):
+            added = (definition(file, owner(one), one) for one in calls(method, *_KEEPING))
+            if not all(isinstance(one, (ast.List, ast.Dict)) for one in added):
+                return True
+            if any(isinstance(getattr(one, "ctx", None), ast.Store) for one in stored):
                 return True
             in_place = (one for one in walk(method, ast.Call) if called(one).endswith("_"))
             if any(first_name(owner(one)) in ("", "self") for one in in_place):

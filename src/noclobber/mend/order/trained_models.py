@@ -52,17 +52,17 @@ def stepped_by_hand(file: File, loop: Turns) -> set[str]:
 def models_run(scene: Scene, rows: Sequence[ast.Assign], models: set[str]) -> set[str]:
     """Which of some models these rows run, in themselves or by functions of the program."""
     parts = [part for row in rows for part in (row.value, *run_by(scene, row.value))]
-    chains = {one for part in parts for one in _chains(part)}
-    return {one for one in models if any(is_part(one, each) for each in chains if each)}
+    found = {one for part in parts for one in chains(part)}
+    return {one for one in models if any(is_part(one, each) for each in found if each)}
 
 
 def mentions_models(node: ast.AST, models: set[str]) -> bool:
     """Return True if a node has a name, or a part of one, that is the last part of the name of a model."""
     last = {one.rpartition(".")[2] for one in models} - {"self"}
-    return any(not last.isdisjoint(one.split(".")) for one in _chains(node))
+    return any(not last.isdisjoint(one.split(".")) for one in chains(node))
 
 
-def _chains(node: ast.AST) -> set[str]:
+def chains(node: ast.AST) -> set[str]:
     """The dotted names in a node, as long as they are there: only `self.net` of `self.net(x)`; none of what is only
     asked for its weights."""
     inner = {one.value for one in walk(node, ast.Attribute)}

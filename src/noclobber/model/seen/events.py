@@ -82,15 +82,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """One of the program's two optimizers, as the code of a read names it.
+    """One of the program's optimizers, as a function that leads to a read names it.
 
     `module` is the name of the module whose parameters are what it steps; empty if there is none. `is_apart`: it and
-    the other one have no parameter in common, each requires a gradient, and no variable holds it.
+    the others have no parameter in common, each requires a gradient, and no variable holds it. `shares`: it has a
+    parameter in common with another one. `touched` are the names of all modules that have a parameter which it steps.
     """
 
     name: str
     module: str = ""
     is_apart: bool = False
+    shares: bool = False
+    touched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,8 @@ class Refusal:
     """Whether that graph leads to nothing but the leaf itself, as that of a decay of weights does."""
     is_saved: bool = True
     """Whether a graph keeps the memory that was to be written, or that is not known."""
+    keeps_others: bool = False
+    """Whether a graph keeps another leaf of what holds the leaf that was to be written, as a module does."""
     is_computed: bool = False
     """Whether that memory belongs to a tensor that a graph has computed, and not to a leaf."""
     expanded: bool = False

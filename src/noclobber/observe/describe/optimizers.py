@@ -1,8 +1,9 @@
-"""What the program's two optimizers step: of which modules, and whether they have a parameter in common."""
+"""What the program's optimizers step: of which modules, and whether they have a parameter in common."""
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import Counter
+from itertools import chain
 from types import FrameType
 
 import torch
@@ -19,30 +20,44 @@ _MOST = 64
 
 
 def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
-    """Return the optimizers that the program's innermost frame can reach, by the names that it has for them, where they
-    are two of PyTorch's own."""
-    known, modules, alone = dict[str, torch.optim.Optimizer](), dict[str, torch.nn.Module](), set[int | None]()
+    """Return the optimizers that the innermost frame of the program reaches which reaches two, by the names that it has
+    for them, where they are PyTorch's own."""
+    known, modules = dict[str, torch.optim.Optimizer](), dict[str, torch.nn.Module]()
     with modes.plain():
-        for held in reachable(islice(user_frames(frame), 1)):
-            if isinstance(held.value, torch.optim.Optimizer):
-                known.setdefault(held.name, held.value)
-            elif isinstance(held.value, torch.nn.Module) and len(modules) < _MOST:
-                modules.setdefault(held.name, held.value)
-        two = {id(one): one for one in known.values()}
-        if len(two) != 2 or not all(is_of_torch(type(one)) for one in two.values()):
+        for each in user_frames(frame):
+            known, modules = {}, {}
+            for held in reachable([each]):
+                if isinstance(held.value, torch.optim.Optimizer):
+                    known.setdefault(held.name, held.value)
+                elif isinstance(held.value, torch.nn.Module) and len(modules) < _MOST:
+                    modules.setdefault(held.name, held.value)
+            if len({*map(id, known.values())}) > 1:
+                break
+        stepped = {id(one): {*map(id, _stepped(one))} for one in known.values()}
+        if len(stepped) < 2 or not all(is_of_torch(type(one)) for one in known.values()):
             return ()
+        own = {
+            number: {*map(storage_key, _stepped(one))}
+            for number, one in {id(one): one for one in known.values()}.items()
+        }
+        common = {key for key, count in Counter(chain.from_iterable(own.values())).items() if count > 1}
+        alone = set[int | None]()
         for held in reachable(user_frames(frame)):
             # By a name beside modules, or as an attribute of `self`, a statement may read the parameter.
             is_of_self = held.name.startswith("self.") and held.name.count(".") == 1
             if isinstance(held.value, torch.Tensor) and (is_of_self or not isinstance(held.owner, torch.nn.Module)):
                 alone.add(storage_key(held.value))
-        stepped = {number: _stepped(one) for number, one in two.items()}
-        mine, theirs = ({storage_key(one) for one in parameters} for parameters in stepped.values())
-        asked = all(one.requires_grad for parameters in stepped.values() for one in parameters)
-        apart = asked and mine.isdisjoint(theirs) and alone.isdisjoint(mine | theirs)
+        asked = all(parameter.requires_grad for one in known.values() for parameter in _stepped(one))
+        apart = asked and not common and alone.isdisjoint(chain.from_iterable(own.values()))
         parts = {name: {*map(id, one.parameters())} for name, one in modules.items()}
     return tuple(
-        Optimizer(name, next((of for of, own in parts.items() if own == {*map(id, stepped[id(one)])}), ""), apart)
+        Optimizer(
+            name,
+            next((of for of, part in parts.items() if part == stepped[id(one)]), ""),
+            apart,
+            not common.isdisjoint(own[id(one)]),
+            tuple(of for of, part in parts.items() if part & stepped[id(one)]),
+        )
         for name, one in known.items()
     )
 

@@ -22,12 +22,13 @@ from noclobber.model.source import Owner, Site, owner_of, site_of_traceback
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import Memory
+from noclobber.observe.core.seen.reads import read_by
 from noclobber.observe.core.seen.records import Backward, Record, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, place_of, site_of
 from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders
-from noclobber.observe.describe.reachable import reachable
-from noclobber.observe.describe.tensor_names import name_of
+from noclobber.observe.describe.reachable import reachable, variables
+from noclobber.observe.describe.tensor_names import name_of, user_frames
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import frame_above, outward
@@ -155,12 +156,26 @@ def refusal_of_write(op: str, tensor: torch.Tensor | None, message: str, frame: 
         about,
         _created(tensor, message, context.memory),
         is_saved=key is None or bool(saves),
+        keeps_others=_keeps_others(tensor, frame, context),
         is_computed=tensor_state.is_computed(whole),
         expanded=expanded,
     )
     if (seen := seen_at(place)) is None:
         return refusal
     return replace(refusal, holders=seen.holders, is_widest=seen.is_widest, modules=seen.modules, calls=seen.calls)
+
+
+def _keeps_others(tensor: torch.Tensor, frame: FrameType, context: Context) -> bool:
+    """Return True if a variable of a frame leads to a leaf, and to another one that a live save is on."""
+    with modes.plain():
+        if not tensor_state.is_leaf(tensor):
+            return False
+        for held in variables(next(user_frames(frame), frame)).values():
+            those = [] if isinstance(held, torch.Tensor) else read_by(held).tensors
+            if any(one is tensor for one in those):
+                keys = {storages.storage_key(one) for one in those if one is not tensor and one.requires_grad}
+                return any(context.live.at(key) for key in keys if key is not None)
+    return False
 
 
 def _created(tensor: torch.Tensor, message: str, memory: Memory) -> Site | None:
