@@ -7559,9 +7559,6 @@ WORDS |= {
     "a mask that is put on weights before a backward, too": MASKED.format(
         weights="net.parameters()", before="apply_masks(net, masks)", after="apply_masks(net, masks)"
     ),
-    "a mask on the weights of another model than that which steps": MASKED.format(
-        weights="nn.Linear(4, 4).parameters()", before="", after="apply_masks(net, masks)"
-    ),
     "what is computed once, and read in each turn of a loop that steps": """
 def run():
     opt = torch.optim.SGD([x, w], lr=0.1)
@@ -7910,3 +7907,173 @@ def _by_one_turn_of_gru(x):
         grads = cell.weight_hh.grad.clone()
         opt.step()
     return grads[:4]
+
+
+REFUSED["masks on the weights of a model that the optimizer was not made with"] = (
+    MASKED.format(weights="nn.Linear(4, 4).parameters()", before="", after="apply_masks(net, masks)"),
+    _masked,
+)
+
+PRUNED = """
+class Pruner:
+    def __init__(self, model):
+        self.layers = {{name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}}
+        self.masks = {{name: torch.ones_like(one.weight) for name, one in self.layers.items()}}
+    def prune(self):
+        for name, one in self.layers.items():
+            self.masks[name]{mask}
+    def apply(self):
+        for name, one in self.layers.items():
+            one.weight.mul_(self.masks[name])
+net = nn.Sequential(nn.Linear(4, 4, bias=False, dtype=torch.float64))
+pruner = Pruner(net)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+def run():
+    with torch.no_grad():
+        net[0].weight.copy_(w)
+    for _ in range(2):
+        pruner.prune()
+        pruner.apply()
+        opt.zero_grad()
+        net(x.detach()).square().sum().backward()
+        opt.step()
+        pruner.apply()
+    x.grad, w.grad = None, net[0].weight.detach()
+"""
+
+
+def _pruned(x, w):
+    mask = torch.ones_like(w)
+    for _ in range(2):
+        mask = mask * (w.detach().abs() > 0.5)
+        w = (w.detach() * mask).requires_grad_()
+        (g,) = torch.autograd.grad((x.detach() @ w.T).square().sum(), w)
+        w = (w.detach() - 0.1 * g) * mask
+    return [None, w]
+
+
+BANK_OF_ROWS = """
+class Bank:
+    def __init__(self):
+        self.rows = torch.zeros(3, 4, dtype=torch.float64)
+    def write(self, at, value):
+        self.rows[at] = value
+bank = Bank()
+def run():
+    opt = torch.optim.SGD([x, w], lr=0.1)
+    {first}
+    for k in range(3):
+        new = torch.tanh(x[k] @ w + bank.rows[k - 1])
+        opt.zero_grad()
+        new.square().sum().backward()
+        opt.step()
+        {between}
+        bank.write(k, new)
+"""
+
+
+def _of_a_bank(x, w):
+    x, w = (one.detach().clone().requires_grad_() for one in (x, w))
+    opt, old = torch.optim.SGD([x, w], lr=0.1), torch.zeros(4, dtype=torch.float64)
+    for k in range(3):
+        opt.zero_grad()
+        new = torch.tanh(x[k] @ w + old)
+        new.square().sum().backward()
+        opt.step()
+        old = new.detach()
+    return [x.grad, w.grad]
+
+
+REFUSED |= {
+    "masks that an object keeps by the names of layers, and puts on them before a forward and after a step": (
+        PRUNED.format(mask="[one.weight.detach().abs() <= 0.5] = 0.0"),
+        _pruned,
+    ),
+    "masks that an object keeps by the names of layers, each set anew": (
+        PRUNED.format(mask=" = self.masks[name] * (one.weight.abs() > 0.5).double()").replace(
+            "self.masks[name] = self.masks[name] * (one.weight.abs() > 0.5).double()",
+            "self.masks[name] = (one.weight.abs() > 0.5).double()",
+        ),
+        _pruned,
+    ),
+    "rows of a state that a method writes below the backward": (BANK_OF_ROWS.format(first="", between=""), _of_a_bank),
+}
+WORDS |= {
+    "masks that an object keeps by the names of layers, one of which carries a gradient later": PRUNED.format(
+        mask=" = one.weight.sigmoid()"
+    ).replace("        pruner.prune()\n        pruner.apply()\n", "        pruner.apply()\n        pruner.prune()\n"),
+    "rows of a state that a method writes above a backward too": BANK_OF_ROWS.format(
+        first="bank.write(2, (x.square() @ w)[0])", between=""
+    ),
+    "rows of a state that a method writes, of what is computed after the backward": BANK_OF_ROWS.format(
+        first="", between="new = (x[k] @ w).sin() + new"
+    ),
+}
+ADVERSARIAL = """
+d, g = nn.Linear(4, 1, bias=False, dtype=torch.float64), nn.Linear(4, 4, bias=False, dtype=torch.float64)
+d.weight, g.weight = nn.Parameter(x.detach()[:1].clone()), nn.Parameter(w.detach().clone())
+"""
+
+
+def _adversarial(x, w):
+    """Both are trained in turn, each by the newest weights of the other."""
+    x, d, g = x.detach(), x.detach()[:1].clone().requires_grad_(), w.detach().clone().requires_grad_()
+    for _ in range(2):
+        fake = x @ g.T
+        (grad,) = torch.autograd.grad((fake.detach() @ d.T).mean() - (x @ d.T).mean(), d)
+        d = (d.detach() - 0.1 * grad).clamp(-0.3, 0.3).requires_grad_()
+        (grad,) = torch.autograd.grad(-(fake @ d.T).mean() + 0.5 * fake.square().mean(), g)
+        g = (g.detach() - 0.1 * grad).requires_grad_()
+    return [g.detach()[:3], d.detach().expand(4, 4)]
+
+
+REFUSED["scores that a generator reads below the step and the clipping of what gave them"] = (
+    ADVERSARIAL
+    + OPTIMIZERS
+    + """
+def clip(net):
+    with torch.no_grad():
+        for one in net.parameters():
+            one.clamp_(-0.3, 0.3)
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        score = d(fake)
+        opt_d.zero_grad()
+        (score.mean() - d(x.detach()).mean()).backward(retain_graph=True)
+        opt_d.step()
+        clip(d)
+        opt_g.zero_grad()
+        loss_g = -score.mean() + 0.5 * fake.square().mean()
+        loss_g.backward()
+        opt_g.step()
+    x.grad, w.grad = g.weight.detach()[:3], d.weight.detach().expand(4, 4)
+""",
+    _adversarial,
+)
+REFUSED["a loss that is computed above the step of a model, and goes backward below it"] = (
+    ADVERSARIAL
+    + OPTIMIZERS
+    + """
+def clip(net):
+    with torch.no_grad():
+        for one in net.parameters():
+            one.clamp_(-0.3, 0.3)
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    clip(d)
+def loss_of(fake):
+    return -d(fake).mean() + 0.5 * fake.square().mean()
+def run():
+    for _ in range(2):
+        fake = g(x.detach())
+        loss_d = d(fake.detach()).mean() - d(x.detach()).mean()
+        loss_g = loss_of(fake)
+        update(opt_d, loss_d)
+        update(opt_g, loss_g)
+    x.grad, w.grad = g.weight.detach()[:3], d.weight.detach().expand(4, 4)
+""",
+    _adversarial,
+)

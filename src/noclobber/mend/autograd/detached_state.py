@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from noclobber.mend.autograd.leaves import tracking
+from noclobber.mend.autograd.leaves import tracked, tracking
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
@@ -38,6 +38,7 @@ from noclobber.syntax.names import (
     dotted,
     is_stored,
     keyword,
+    mentioned,
     names_in,
     names_stored,
     names_used,
@@ -61,10 +62,11 @@ from noclobber.syntax.tree import (
     Scope,
     ends,
     last_line,
+    simple_statements,
     starts,
     walk,
 )
-from noclobber.syntax.writes import is_number
+from noclobber.syntax.writes import WriteSyntax, changed_by, is_number, values_written, write_in
 
 MOST_DETACHED = 3
 """Values of one loss that are tried detached."""
@@ -74,8 +76,10 @@ def detached(scene: Scene) -> Iterator[Change]:
     """What carries a graph on: into the next iteration, into another loss, or by a backward that keeps it."""
     summed = list(_summed_anew(scene)) if scene.is_freed else []
     if scene.is_freed or scene.reads_first():
-        yield from summed or _carried(scene)
-        for write in scene.writes() if scene.is_freed and not summed else ():  # `self.centre`, which it writes in place
+        writes = scene.writes() if scene.is_freed and not summed else []
+        found = [*(summed or _carried(scene)), *(one for write in writes for one in _stored(scene, write))]
+        yield from sorted(found, key=lambda one: not one.is_sound)
+        for write in writes:  # `self.centre`, which it writes in place
             edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
             yield from change(f"detach `{write.name}` before it is written again", [edit], 1)
     elif scene.steps():
@@ -85,6 +89,58 @@ def detached(scene: Scene) -> Iterator[Change]:
     once = scene.finding.cause is Cause.BUILT_ONCE and steps
     if scene.is_freed and not once and scene.finding.cause is not Cause.CARRIED:
         yield from _retained(scene)
+
+
+def _stored(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
+    """Detach what is written in place into a state below a backward, and is of the graph that this has freed: no later
+    backward can go through that. Sound if it was seen so, and each call that leads to the write is below a backward,
+    after which nothing it is given is computed."""
+    file, row, event = write.file, write.statement, scene.finding.event
+    value = row.value if isinstance(row, ast.Assign) else next(iter(values_written(row)), None)
+    if not isinstance(event, Refusal) or value is None:
+        return
+    scope = file.scope(row)
+    above = _backward_above(file, row)
+    places = (
+        [(file, row)]
+        if above
+        else [
+            (each, found)
+            for each in scene.files
+            for one in mentioned(each, getattr(scope, "name", ""))
+            if (found := each.statement(one)) is not None
+        ]
+    )
+    state = write.name.rpartition(".")[2]
+    others = (
+        one
+        for each in scene.files
+        for one in simple_statements(each.tree)
+        if one is not row and _writes_to(each, one, state)
+    )
+    is_known = event.are_stored_freed and bool(places) and next(others, None) is None
+    is_known &= all(_is_of_freed(each, one) for each, one in places)
+    yield from change("write it detached", [append(file, value, ".detach()")], 1, is_sound=is_known)
+
+
+def _writes_to(file: File, row: ast.stmt, state: str) -> bool:
+    """Whether a statement writes something other than numbers into what has this last name."""
+    is_item = isinstance(row, ast.Assign) and any(isinstance(one, ast.Subscript) for one in row.targets)
+    written = [row.value] if isinstance(row, ast.Assign) and is_item else values_written(row)
+    return write_in(file, row).name.rpartition(".")[2] == state and any(map(tracked, written))
+
+
+def _backward_above(file: File, row: ast.stmt) -> ast.stmt | None:
+    """The last statement above another one in its block that goes backward."""
+    rows = file.block(row)
+    return next((one for one in reversed(rows[: rows.index(row)]) if calls(one, "backward")), None)
+
+
+def _is_of_freed(file: File, row: ast.stmt) -> bool:
+    """Whether what a statement reads is from before the backward above it."""
+    above, rows = _backward_above(file, row), file.block(row)
+    between = rows[rows.index(above) + 1 : rows.index(row)] if above is not None else []
+    return above is not None and names_in(row).isdisjoint(changed_by(*between))
 
 
 def _carried(scene: Scene) -> Iterator[Change]:

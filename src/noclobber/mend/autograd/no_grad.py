@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import accumulate
 
@@ -65,6 +65,7 @@ from noclobber.syntax.names import (
     is_numeric,
     is_of_gradients,
     is_own,
+    is_stored,
     is_untracked,
     last_name,
     mentioned,
@@ -151,7 +152,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []  # a later turn writes what a backward may need
     if scene.places("read") or "ctx" in parameters(file.scope(found)) or comes_again(scene, event):
         return []  # where PyTorch refuses to read a view, the write went through
-    of_constants = event.carries_gradient is False and not _may_carry_later(file, found)
+    of_constants = event.carries_gradient is False and not _may_carry_later(file, found, event.constants)
     carries = event.carries_gradient is True
     if carries and (not event.of_itself or differentiates(file)):
         return []
@@ -186,9 +187,10 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
 
-def _may_carry_later(file: File, write: ast.stmt) -> bool:
+def _may_carry_later(file: File, write: ast.stmt, constants: Collection[str] = ()) -> bool:
     """Return True if a value that carried no gradient when PyTorch refused its write may carry one in a later turn or
-    call: it is made of what a later statement of the loop, another method, or the next call sets."""
+    call: it is made of what a later statement of the loop, another method, or the next call sets. `constants` are the
+    names of containers none of whose items carries one."""
     scope, loops = file.scope(write), file.loops(write)
     call = call_of(write)
     made_of: list[ast.AST] = [*values(call)] if call is not None else [getattr(write, "value", write)]
@@ -196,7 +198,8 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     names, known = set[str]().union(*map(tracked, made_of)), {"self", written}
     rows = list(walk(loops[-1], ast.stmt)) if loops else []
     turns = {name for loop in loops if isinstance(loop, FOR) for name in names_in(loop.target)}
-    items = (one for each in made_of for one in walk(each, ast.Subscript) if turns & names_in(one.slice))
+    items = [one for each in made_of for one in walk(each, ast.Subscript) if turns & names_in(one.slice)]
+    known |= {name for one in items if dotted(one.value) in constants for name in names_in(one)}
     if any(isinstance(definition(file, one.value, write), (*CONTAINERS, ast.Tuple)) for one in items):
         return True  # each turn has another item
     while names - known:
@@ -220,10 +223,20 @@ def _may_carry_later(file: File, write: ast.stmt) -> bool:
     own = {one.name for one in functions(file.tree)}
     return (
         bool(set_later(file, *held))
+        or any(_gets_item(file, one) for one in attributes(file.tree, *held))
         or any(_is_of_object_alone(file, one) for one in attributes_set(file, *held))
         or any(called(one) in own for row in made_of for one in tracking(row, ast.Call))
         or any(last_name(one.value) in (known | held) - {written} for one in _set_to_require(file))
     )
+
+
+def _gets_item(file: File, container: ast.Attribute) -> bool:
+    """`self.masks[name] = value`, unless the value is a number, or whether something holds."""
+    target = file.above[container]
+    value = value_given(file, target) if isinstance(target, ast.Subscript) and is_stored(file, target) else None
+    while isinstance(value, ast.Call) and owner(value) is not None:
+        value = owner(value)
+    return value is not None and not isinstance(value, ast.Compare) and bool(tracked(value))
 
 
 def _set_to_require(file: File) -> Iterator[ast.Attribute]:

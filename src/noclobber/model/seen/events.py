@@ -240,6 +240,8 @@ class Refusal:
     is_run_anew: bool = False
     """Whether none has a new value, and nodes since the last backward of the line lead to leaves that they come from:
     each turn runs the same module itself."""
+    are_stored_freed: bool = False
+    """Whether nothing leads to the freed graph but what writes like that at `written` put there after it was freed."""
     holders: tuple[Holder, ...] | None = None
     """As of a `Write`, for what was not written; so are `is_widest`, `modules` and `calls`."""
     is_widest: bool = False
@@ -249,6 +251,8 @@ class Refusal:
     """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""
     of_itself: bool = False
     """Whether that graph leads to nothing but the leaf itself, as that of a decay of weights does."""
+    constants: tuple[str, ...] = ()
+    """The variables, and attributes of `self`, whose items are all tensors that require no gradient."""
     is_saved: bool = True
     """Whether a graph keeps the memory that was to be written, or that is not known."""
     keeps_others: bool = False

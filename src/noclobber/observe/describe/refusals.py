@@ -47,6 +47,7 @@ _ABOUT_WRITING = re.compile(
 
 _MOST_NODES = 50
 """Of a larger graph it is not asked which leaves it leads to."""
+_ROWS = (dict, list, tuple)
 _OF_NODE = re.compile(r"Backwards?\d*$")
 _SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
 _SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
@@ -102,6 +103,7 @@ def write_failed(
                 refusal,
                 carries_gradient=_carry_gradients(tensor, given),
                 of_itself=tensor is not None and _lead_to(tensor, given),
+                constants=_of_constants(frame),
                 unmapped=_maps(tensor, given),
             )
         remember(error, refusal)
@@ -123,6 +125,20 @@ def _lead_to(tensor: torch.Tensor, given: Sequence[object]) -> bool:
     if len(nodes) > _MOST_NODES or any(one.grad_fn is None for one in tracked):
         return False
     return bool(nodes) and all(getattr(one, "variable", None) is tensor for one in nodes if not one.next_functions)
+
+
+def _of_constants(frame: FrameType) -> tuple[str, ...]:
+    """Return the names of the program's variables, and attributes of `self`, that hold only such tensors."""
+    own = variables(next(user_frames(frame), frame))
+    held = {**own, **{f"self.{name}": one for name, one in getattr(own.get("self"), "__dict__", {}).items()}}
+    found = (
+        (name, list(one.values() if type(one) is dict else one)) for name, one in held.items() if type(one) in _ROWS
+    )
+    return tuple(
+        name
+        for name, items in found
+        if items and all(isinstance(one, torch.Tensor) and not one.requires_grad for one in items)
+    )
 
 
 def _maps(tensor: torch.Tensor | None, given: Sequence[object]) -> bool:
@@ -290,6 +306,9 @@ def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusa
         leaves = [one for node in behind if (one := getattr(node, "variable", None)) is not None]
         is_anew = carried_states.leads_anew(roots, boundary, set(map(storages.storage_key, leaves)))
     carrying = _carrying(roots, boundary, memory, keys) if is_state or repeated is not False else None
+    newer = {node for node, edge in carried_states.crossing(roots, boundary) if edge in edges}
+    # A write to what is in no graph yet is not in the log: its node is of the same operator.
+    stored = {node for node in newer if carrying is not None and _is_of(carrying, node)}
     return Refusal(
         message,
         site,
@@ -303,6 +322,7 @@ def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusa
         carried=states,
         are_all_carried=are_all,
         is_run_anew=is_anew,
+        are_stored_freed=newer != set() and newer == stored,
     )
 
 
@@ -314,10 +334,17 @@ def _carrying(roots: list[Node], boundary: int, memory: Memory, states: set[int 
     """
     edges = [*carried_states.crossing(roots, boundary)] if boundary else []
     ends = {node for newer, older in edges for node in (newer, older.node)}
-    recent = [one for one in reversed(memory.recent) if one.in_graph]
+    recent = [
+        one for one in reversed(memory.recent) if one.step is None
+    ]  # the first one may be to what has no graph yet
     alike = ((one, node) for one in recent for node in ends if _is_of(one, node))
     again = next(
-        (one for one in recent if one.key in states and any(_is_of(one, edge.node) for _, edge in edges)), None
+        (
+            one
+            for one in recent
+            if one.in_graph and one.key in states and any(_is_of(one, edge.node) for _, edge in edges)
+        ),
+        None,
     )
     return next((one for one, node in alike if _made(one, node)), again)
 
