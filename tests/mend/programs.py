@@ -8077,3 +8077,62 @@ def run():
 """,
     _adversarial,
 )
+GIVEN_BACK = """
+class Sim:
+    def __init__(self):
+        self.at = torch.zeros(3, 4, dtype=torch.float64)
+        self.speed = torch.zeros(3, 4, dtype=torch.float64)
+    {at}
+    def step(self, force):
+        {stored} = {call}
+        return self.at.square().sum() + self.speed.sin().sum()
+{function}
+def run():
+    sim = Sim()
+    loss = 0
+    for _ in range(3):
+        loss = loss + sim.step(x @ w)
+    {after}
+    loss.backward()
+"""
+PUSH = """
+def push(at, speed, force):
+    at += 0.1 * speed
+    speed += force
+    return at, speed
+"""
+PUSHED = {
+    "at": "",
+    "stored": "self.at, self.speed",
+    "call": "push(self.at, self.speed, force)",
+    "function": PUSH,
+    "after": "",
+}
+SOUND |= {
+    "states that a function writes and gives back, and its caller stores": GIVEN_BACK.format(**PUSHED),
+    "states that a static method writes and gives back, and its caller stores": GIVEN_BACK.format(
+        **PUSHED
+        | {
+            "call": "Pushing.push(self.at, self.speed, force)",
+            "function": "class Pushing:\n    @staticmethod" + PUSH.replace("\n", "\n    "),
+        }
+    ),
+}
+WORDS |= {
+    f"states that a function writes and gives back, {why}": GIVEN_BACK.format(**PUSHED | changed)
+    for why, changed in {
+        "whose caller stores them by turns": {"stored": "self.speed, self.at"},
+        "whose caller stores one elsewhere": {"stored": "self.at, self.other", "after": "print(sim.other)"},
+        "which another call does not store": {
+            "after": "push(sim.at, sim.speed, x @ w)\n    loss = loss + sim.speed.sum()"
+        },
+        "in one of two orders": {
+            "function": PUSH.replace("return at, speed", "return (at, speed) if force.sum() < 1e6 else (speed, at)")
+        },
+        "which another object holds": {
+            "after": "print(seen[0].sum())",
+            "at": "def __repr__(self):\n        return str(self.at)",
+            "function": "seen = []" + PUSH.replace("    at +=", "    seen.append(speed)\n    at +=", 1),
+        },
+    }.items()
+}

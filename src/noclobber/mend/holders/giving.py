@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from noclobber.syntax.names import Name, bindings, called, called_by, has_stars, mentioned, only_target
+from noclobber.syntax.names import (
+    Name,
+    attributes,
+    bindings,
+    called,
+    called_by,
+    dotted,
+    has_stars,
+    last_name,
+    mentioned,
+    only_target,
+)
 from noclobber.syntax.tree import FUNCTION, File, Function, Scope, walk
 
 
@@ -17,7 +28,7 @@ def given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.ex
     if call is None or has_stars(call):
         return None
     places = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    places = places[1:] if file.class_of(function) is not None else places
+    places = places[1:] if file.class_of(function) is not None and not function.decorator_list else places
     args = call.args if run_by(call) is call.func else call.args[1:]
     return (dict(zip(places, args, strict=False)) | {one.arg: one.value for one in call.keywords if one.arg}).get(name)
 
@@ -25,7 +36,9 @@ def given_by(file: File, use: ast.expr, name: str, function: Function) -> ast.ex
 def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
     """What the file gives a function for a parameter, wherever it calls it; empty where others may call it too. The
     calls of `__init__` are those of its class."""
-    if not isinstance(function, FUNCTION) or function.decorator_list or function.name in ("forward", "backward"):
+    if not isinstance(function, FUNCTION) or function.name in ("forward", "backward"):
+        return []
+    if any(last_name(one) != "staticmethod" for one in function.decorator_list):
         return []
     of = file.class_of(function)
     if of is not None and function.name == "__call__":
@@ -34,6 +47,24 @@ def given_for(file: File, name: str, function: Scope) -> list[ast.expr]:
         named = mentioned(file, of.name if of is not None and function.name == "__init__" else function.name)
     given = [given_by(file, one, name, function) for one in named]
     return [one for one in given if one is not None] if None not in given else []
+
+
+def put_back(file: File, name: str, function: Scope) -> set[str]:
+    """The last names of the attributes that the calls of a function bind to what it gives back for a parameter, each
+    the one that it is given: `self.h = update(self.h, x)`. The function itself has none of these names."""
+    found, returns = set[str](), [*walk(function, ast.Return)]
+    for given in given_for(file, name, function):
+        row, call = file.statement(given), file.above[given]
+        target = row.targets[0] if isinstance(row, ast.Assign) and len(row.targets) == 1 and row.value is call else None
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        at = next((n for n, one in enumerate(parts) if dotted(one) and dotted(one) == dotted(given)), -1)
+        back = [one.value.elts if isinstance(one.value, ast.Tuple) else [one.value] for one in returns]
+        is_back = back != [] and all(len(one) == len(parts) and dotted(one[at]) == name for one in back)
+        if isinstance(given, ast.Attribute):
+            if at < 0 or not is_back or attributes(function, given.attr):
+                return set()
+            found.add(given.attr)
+    return found
 
 
 def _objects(file: File, of: ast.ClassDef) -> list[Name]:

@@ -7,7 +7,7 @@ import ast
 import builtins
 from collections.abc import Iterator, Sequence
 
-from noclobber.mend.holders.giving import asking, given_by, given_for, run_by
+from noclobber.mend.holders.giving import asking, given_by, given_for, put_back, run_by
 from noclobber.mend.holders.making import (
     BUILTINS,
     CONTAINERS,
@@ -94,13 +94,21 @@ def holds_alone(
         return False
     if holders is not None:
         holders = [one for one in holders if not whole or one.name != whole or not is_of(one, file, write)]
-        at = node_at(file, write, holders)
+        at, back = (
+            node_at(file, write, holders),
+            put_back(file, name, scope) if name in parameters(scope) else set[str](),
+        )
         known = {one.name for one in holders if is_of(one, file, write)} & {*parameters(scope)}
         handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
         return (
             all(may_get_another(file, one, write, held, at) for one in held)
             and all(is_given_alone(file, one, scope) for one in handed_in)
-            and are_over(file, name, write, holders)
+            and are_over(
+                file,
+                name,
+                write,
+                [one for one in holders if "." not in one.name or one.name.rpartition(".")[2] not in back],
+            )
         )
     leading = _binding(file, name, write)
     if leading is None or not is_new(file, value_given(file, leading[0])):
@@ -169,7 +177,10 @@ def is_given_alone(file: File, name: str, function: Scope) -> bool:
         runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, around))
         given = [given_by(file, one, name, function) for one in runs]
     with asking(function) as is_first:
-        return is_first and all(one is not None and is_given_last(file, one) for one in given)
+        back = put_back(file, name, function)
+        return is_first and all(
+            one is not None and (last_name(one) in back or is_given_last(file, one)) for one in given
+        )
 
 
 def _may_run(file: File, call: ast.Call, forward: Function, around: ast.ClassDef) -> bool:

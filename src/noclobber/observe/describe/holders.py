@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any, TypeGuard
 from weakref import getweakrefs
@@ -41,6 +41,8 @@ _MOST_TIMES = MOST_MODULES
 _MOST_LINES = 64
 _MOST_SECONDS = 1.0
 """How long a process computes for that in all, busy machine or not: a suite of many programs must not take longer."""
+_MOST_AROUND = 500
+"""Values that are looked at in each frame around that which writes."""
 spent: list[float] = []
 """How long each look of this process computed, in seconds."""
 frozen = gc.get_freeze_count()
@@ -134,6 +136,8 @@ def _holders(
             seen.called_with.update(map(id, own["args"]))
             seen.in_call = _IN_CALL - 1  # an operand of the program's may lie on the stack as well
     is_widest = seen.add_paths(frames[begin], tensor.dtype)
+    for one in (each for each in frames[begin + 1 :] if owner_of(each.f_code.co_filename) is Owner.USER):
+        seen.add_attributes(one)
     return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None, is_widest
 
 
@@ -276,6 +280,14 @@ class _Seen:
                 self.known |= set(map(id, _dicts_of(held.owner)))
                 self._name(Holder(held.name if can_hold_another(held) else "", site), id(held.value))
         return is_widest
+
+    def add_attributes(self, frame: FrameType) -> None:
+        """Add the attributes of the objects that the variables of a frame hold, where nothing has named them yet."""
+        for held in islice(reachable([frame]), _MOST_AROUND):
+            if held.kind == "attribute" and id(held.value) in self.counts and id(held.owner) not in self.known:
+                self.known |= set(map(id, _dicts_of(held.owner)))
+                name = held.name if can_hold_another(held) else ""
+                self._name(Holder(name, Site(frame.f_code, frame.f_lasti)), id(held.value))
 
     def _name(self, holder: Holder, number: int) -> None:
         place = without_indexes(holder.name)
