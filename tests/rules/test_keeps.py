@@ -107,12 +107,17 @@ GIVEN = {
     "dot": (torch.ones(4),), "softmax": (-1,), "log_softmax": (-1,), "conv1d": (torch.ones(4, 4, 1),),
     "conv2d": (torch.ones(4, 4, 1, 1),), "conv3d": (torch.ones(4, 4, 1, 1, 1),), "Linear": (4, 4), "LayerNorm": (4,),
     "BatchNorm1d": (4,), "BatchNorm2d": (4,), "Softmax": (-1,), "LogSoftmax": (-1,), "Conv1d": (4, 4, 1),
-    "Conv2d": (4, 4, 1), "Conv3d": (4, 4, 1),
+    "Conv2d": (4, 4, 1), "Conv3d": (4, 4, 1), "layer_norm": ((4,),), "group_norm": (2,), "clip": (0.1, 0.9),
+    "cross": (torch.ones(3, 4), 0), "outer": (torch.ones(4),), "prelu": (torch.ones(1),), "max_pool2d": (2,),
+    "avg_pool2d": (2,), "conv_transpose2d": (torch.ones(4, 4, 1, 1),), "grid_sample": (torch.zeros(4, 4, 4, 2),),
 }  # fmt: skip
 """What functions and modules are called with, where that is not another matrix."""
-DIMENSIONS = {"dot": 1, "bmm": 3, "conv1d": 3, "conv2d": 4, "conv3d": 5, "batchnorm2d": 4}
+DIMENSIONS = {
+    "dot": 1, "bmm": 3, "conv1d": 3, "conv2d": 4, "conv3d": 5, "batchnorm2d": 4, "outer": 1, "max_pool2d": 4,
+    "avg_pool2d": 4, "conv_transpose2d": 4, "grid_sample": 4,
+}  # fmt: skip
 """Of the input, where it is no matrix."""
-BINARY = ("mul", "multiply", "div", "matmul", "mm", "mse_loss")
+BINARY = ("mul", "multiply", "div", "divide", "true_divide", "matmul", "mm", "mse_loss", "arctan2")
 
 
 NAMED = (
@@ -129,7 +134,9 @@ def test_a_function_or_module_is_recorded_by_its_node(name: str) -> None:
     if name[:1].isupper():
         result = getattr(torch.nn, name)(*given)(x)
     else:
-        result = getattr(torch if hasattr(torch, name) else F, name)(x, *given)
+        x = x[:3] if name == "cross" else x
+        result = getattr(F if hasattr(F, name) else torch, name)(x, *given)
+    result = result if isinstance(result, torch.Tensor) else result[0]
     assert result.grad_fn.name().rpartition("Backward")[0] in nodes_of(name)
 
 
