@@ -5730,17 +5730,6 @@ def run():
     s.register_hook(by(0.5))
     (f + s).square().sum().backward()
 """,
-    "a state that is made anew, taken, and brought to length one": """
-from types import SimpleNamespace
-
-def run():
-    state, track = SimpleNamespace(q=torch.ones(4, dtype=torch.float64)), []
-    for row in x:
-        state.q = state.q + row @ w
-        track.append(state.q)
-        state.q /= state.q.norm()
-    torch.stack(track)[:, 0].sum().backward()
-""",
     "a gradient that a module's hook scales and keeps": """
 kept, part = [], nn.Softplus()
 def damp(module, grads):
@@ -6475,29 +6464,6 @@ def run():
     for name, term in losses.items():
         (2 * term).backward()
         update()
-""",
-    "returned by a helper whose argument the caller reads again": """
-def unit_(t):
-    size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
-    return t.div_(size)
-
-def loss(a):
-    return unit_(a).sum() + a.sum()
-
-def run():
-    loss(torch.tanh(x @ w)).backward()
-""",
-    "returned by a helper that another call uses for what it writes": """
-def unit_(t):
-    size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
-    return t.div_(size)
-
-def scaled(h):
-    unit_(h)
-    return h
-
-def run():
-    (unit_(torch.tanh(x @ w)) + scaled(torch.sigmoid(x @ w))).sum().backward()
 """,
     "a step beside an optimizer of the program's own": NETS
     + """
@@ -8135,4 +8101,40 @@ WORDS |= {
             "function": "seen = []" + PUSH.replace("    at +=", "    seen.append(speed)\n    at +=", 1),
         },
     }.items()
+}
+SOUND |= {
+    "a state that is made anew, taken, and brought to length one": """
+from types import SimpleNamespace
+
+def run():
+    state, track = SimpleNamespace(q=torch.ones(4, dtype=torch.float64)), []
+    for row in x:
+        state.q = state.q + row @ w
+        track.append(state.q)
+        state.q /= state.q.norm()
+    torch.stack(track)[:, 0].sum().backward()
+""",
+    "returned by a helper whose argument the caller reads again": """
+def unit_(t):
+    size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    return t.div_(size)
+
+def loss(a):
+    return unit_(a).sum() + a.sum()
+
+def run():
+    loss(torch.tanh(x @ w)).backward()
+""",
+    "returned by a helper that another call uses for what it writes": """
+def unit_(t):
+    size = t.norm(dim=-1, keepdim=True).clamp_min(1e-6)
+    return t.div_(size)
+
+def scaled(h):
+    unit_(h)
+    return h
+
+def run():
+    (unit_(torch.tanh(x @ w)) + scaled(torch.sigmoid(x @ w))).sum().backward()
+""",
 }

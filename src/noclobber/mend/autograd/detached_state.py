@@ -20,6 +20,7 @@ from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
 from noclobber.mend.order.kept_values import not_kept
+from noclobber.mend.order.steps import may_step_later
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.reports.finding import Cause
 from noclobber.model.seen.clobber import Clobber
@@ -372,10 +373,23 @@ def _handed_over(scene: Scene) -> Iterator[Change]:
         return
     file = read.file
     taken = _sources(file, scope, _losses(scope, step.row))
+    yield from _constant(scene, step, read, taken)
     for loss in _losses(scope, read.row, of=read.row):
         for one in walk(loss, ast.Name):
             if one.id in taken and one is not loss and _is_value(file, one):
                 yield Change(f"detach `{one.id}` for this loss", (append(file, one, ".detach()"),), 1)
+
+
+def _constant(scene: Scene, step: Place, read: Place, taken: set[str]) -> Iterator[Change]:
+    """`adv.detach()` in the loss below a step, where the graph behind it leads only to what the step has changed, and
+    what the loss would add to the gradients of that is thrown away: an advantage."""
+    file, event = read.file, scene.finding.event
+    rows, first, second = file.together(step.row, read.row)
+    used = [one for row in rows[first + 1 : second + 1] for one in walk(row, ast.Name) if one.id in taken]
+    is_known = isinstance(event, Clobber) and not event.leads_on and len({one.id for one in used}) == 1
+    if is_known and all(_is_value(file, one) for one in used) and may_step_later(scene, step, read):
+        edits = [append(file, one, ".detach()") for one in used]
+        yield from change(f"detach `{used[0].id}` for this loss", edits, 1, is_sound=True)
 
 
 def _retained(scene: Scene) -> Iterator[Change]:

@@ -239,6 +239,15 @@ def _moved(
     yield Change("step after the last backward", (gone, put), 3)
 
 
+def may_step_later(scene: Scene, step: Place, read: Place) -> bool:
+    """Return True if a step may come below a backward of its block, which then adds nothing to the gradients that it
+    uses: what that would add to them is thrown away."""
+    file, (rows, first, second) = step.file, step.file.together(step.row, read.row)
+    if not rows or first >= second or any(map(_does_more, rows[first + 1 : second])):
+        return False
+    return _is_sound(scene, file, step.row, read.row, _order(file, step.row, read.row, rows, first, second))
+
+
 class _Order(NamedTuple):
     """What runs around a step and the backward below it, in this order. Both may stand in functions that are called."""
 

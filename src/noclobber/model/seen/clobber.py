@@ -31,7 +31,9 @@ class Clobber:
     is_run_anew: bool = False
     """As of a `Refusal`, of the leaf that was saved."""
     optimizers: tuple[Optimizer, ...] = ()
-    """Where a step has written and the program has two optimizers, both PyTorch's own: these."""
+    """Where a step has written and the program has several optimizers, all PyTorch's own: these."""
+    leads_on: bool = True
+    """Whether the graph below the node that saved leads to leaves that no step has changed since."""
 
     @property
     def raised(self) -> bool:

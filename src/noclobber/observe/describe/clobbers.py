@@ -156,7 +156,11 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
     if backward.optimizers is None:
         backward.optimizers = optimizers(sys._getframe(1))
         backward.calls = calls_to(backward.frame)
-    found = replace(found, read=replace(read, calls=backward.calls), optimizers=backward.optimizers)
+    stepped = {one.key for one in memory.recent if one.step and one.moment > handle.moment}
+    leaves = (getattr(one, "variable", None) for one in graph.walk([node] if node is not None else []))
+    on = node is None or any(leaf is not None and storages.storage_key(leaf) not in stepped for leaf in leaves)
+    read = replace(read, calls=backward.calls)
+    found = replace(found, read=read, optimizers=backward.optimizers, leads_on=on)
     return _with_carried(found, key, node, backward, memory)
 
 
