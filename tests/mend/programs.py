@@ -8138,3 +8138,77 @@ def run():
     (unit_(torch.tanh(x @ w)) + scaled(torch.sigmoid(x @ w))).sum().backward()
 """,
 }
+BELOW = (
+    ADVERSARIAL
+    + OPTIMIZERS
+    + """
+def clip(net):
+    with torch.no_grad():
+        for one in net.parameters():
+            one.clamp_(-0.3, 0.3)
+rows, pool = x.detach(), [x.detach()]
+def run():
+    for _ in range(2):
+        fake = g(rows)
+        {above}
+        opt_d.zero_grad()
+        {loss_d}.backward(retain_graph=True)
+        opt_d.step()
+        clip(d)
+        {between}
+        opt_g.zero_grad()
+        loss_g = {loss}
+        loss_g.backward()
+        opt_g.step()
+        {after}
+    x.grad, w.grad = g.weight.detach()[:3], d.weight.detach().expand(4, 4)
+"""
+)
+SCORED = {
+    "above": "score = d(fake)",
+    "loss_d": "(score.mean() - d(rows).mean())",
+    "between": "",
+    "loss": "-score.mean() + 0.5 * fake.square().mean()",
+    "after": "",
+}
+VALUED = SCORED | {"above": "value = d(rows)", "loss_d": "(value - 1).square().mean()"}
+REFUSED["scores that a generator reads below the step, in a program of many other lines"] = (
+    BELOW.format(**SCORED | {"between": "print(len(pool), rows.mean().item())"}),
+    _adversarial,
+)
+DEEP = "d = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Tanh(), d)\nopt_d, opt_g ="
+WORDS |= {
+    f"a forward above a step, {why}": BELOW.format(**changed).replace("opt_d, opt_g =", DEEP)
+    for why, changed in {
+        "whose result is a factor": VALUED | {"loss": "(fake.mean(1, keepdim=True) * value).mean()"},
+        "whose result is a factor of what a distribution gives": VALUED
+        | {"loss": "(torch.distributions.Normal(fake, 1.0).log_prob(rows) * value).mean()"},
+        "whose result is a target": VALUED | {"loss": "(fake.mean(1, keepdim=True) - value).square().mean()"},
+        "whose result is given to a loss beside another one": VALUED
+        | {"loss": "F.mse_loss(fake.mean(1, keepdim=True), value)"},
+        "whose result is the old one in a ratio": VALUED | {"loss": "(d(fake) - value).exp().mean()"},
+        "with the loss in which it is a factor": VALUED
+        | {
+            "above": "value = d(rows)\n        loss_g = (fake.mean(1, keepdim=True) * value).mean()",
+            "loss": "loss_g",
+        },
+        "whose result is read below, too": SCORED | {"after": "print(score.mean())"},
+        "of a model that is frozen below": SCORED
+        | {
+            "between": "for one in d.parameters():\n            one.requires_grad_(False)",
+            "after": "for one in d.parameters():\n            one.requires_grad_(True)",
+        },
+        "of a model whose mode is another one below": SCORED | {"between": "d.eval()", "after": "d.train()"},
+        "of what a list gives, from which something is taken": SCORED
+        | {"above": "score = d(g(pool[-1]))", "between": "pool.append(rows + 1)"},
+        "of numbers that are drawn": SCORED | {"above": "score = d(g(torch.rand_like(rows)))"},
+    }.items()
+}
+WORDS |= {
+    "a forward above a step whose gradients are zeroed below it": BELOW.format(
+        **SCORED | {"between": "opt_d.zero_grad()"}
+    ).replace("        opt_d.zero_grad()\n        (score", "        (score"),
+    "a forward with dropout above a step": BELOW.format(**SCORED).replace(
+        "opt_d, opt_g =", "d = nn.Sequential(d, nn.Dropout(0.1))\nopt_d, opt_g ="
+    ),
+}

@@ -4,10 +4,13 @@ their result is first read; repeated there, if something reads the result before
 The backward then reads the weights that the step left. Sound where the forward, the step and the backward are
 statements of one block, or of functions that are called there, and
 - the loss is what the lines compute, or a sum in which they are whole terms: as a constant, a term would have no
-  gradient, so it is not meant to be detached, as an advantage that another term is multiplied by is,
-- another optimizer steps after that backward: with the same one, one backward for both losses may be meant,
-- what the lines read is not bound or written up to their new place, and no step stands below that,
-- they, and the functions that they call, keep nothing in modules, and what is repeated draws no numbers.
+  gradient, so it is not meant to be detached, as an advantage or a target is,
+- another optimizer steps after that backward: with the same one, one backward for both losses may be meant. The
+  gradients of the first one are zeroed above its own backward, so that nothing of this one is left in them,
+- what stands in between is known to compute only, to step, and to clip weights: it changes nothing that the lines read,
+  and no model's mode,
+- the lines, and the functions that they call, keep nothing in modules. What is repeated draws no numbers and runs no
+  dropout and no norm over batches, and its result is read no more below the backward.
 """
 
 from __future__ import annotations
@@ -18,21 +21,20 @@ from typing import NamedTuple
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_by
-from noclobber.mend.order.repeating import keeps_state
+from noclobber.mend.holders.making import METHODS, is_method
+from noclobber.mend.order.repeating import keeps_state, repeats
 from noclobber.mend.order.trained_models import chains
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.operators import DRAWING
 from noclobber.syntax.edits import insert, lines_of, text_of_lines, whole_lines
 from noclobber.syntax.names import (
-    UNRECORDING,
     call_of,
     called,
     calls,
-    definition,
     dotted,
+    is_read_below,
     is_untracked,
-    last_name,
     names_in,
     names_read,
     names_stored,
@@ -42,10 +44,18 @@ from noclobber.syntax.names import (
     targets,
     values,
 )
-from noclobber.syntax.tree import FUNCTION, WITH, File, Place, simple_statements, starts, walk
-from noclobber.syntax.writes import changed_by
+from noclobber.syntax.tree import FUNCTION, File, Place, functions, simple_statements, starts, walk
+from noclobber.syntax.writes import NAMESPACES, changed_by
 
+_PASSED = frozenset(
+    "backward clamp_ clip_grad_norm_ clip_grad_value_ item no_grad print step zero_grad zip".split()  # noqa: SIM905
+)
+"""What may be called between the two places, beside what only computes."""
 _SAMPLING = (*DRAWING, "rsample", "sample", "normal_", "uniform_")
+_NOISY = ("dropout", "batchnorm", "batch_norm", "instancenorm", "spectral_norm", "spectralnorm", "rrelu", "gumbel")
+"""Parts of the names of modules that give something else each time, or keep something."""
+_LINEAR = frozenset("mean sum neg squeeze unsqueeze view reshape flatten float double".split())  # noqa: SIM905
+"""Methods by which a sum stays one."""
 _MADE = frozenset("empty eye full ones tensor zeros arange linspace".split())  # noqa: SIM905
 """Functions whose results no graph leads to; so are those of the same names with `_like`."""
 
@@ -56,23 +66,25 @@ def below_step(scene: Scene) -> Iterator[Change]:
     if found is None or scene.reads_first() or keeps_state(scene):
         return
     file, rows, first, second, *_ = found
-    forward, read = _forward(scene, rows[:first], rows[first + 1 : second], found)
+    forward = _forward(scene, rows[:first], rows[first + 1 : second], found)
     bound = changed_by(*forward)
+    made = bound.copy()
+    for row in rows[first + 1 : second]:
+        made |= names_stored(row) if names_read(row) & made else set()
     at = next((n for n in range(first + 1, second + 1) if names_read(rows[n]) & bound), second)
-    later = rows[at : second + 1]
     if not forward or not all(_can_move(file, one) for one in forward) or bound & changed_by(*rows[first:second]):
         return
-    passed = rows[rows.index(forward[0]) : at]
+    if file.indent(rows[at]) is None or any(map(_steps, rows[at:second])):
+        return
+    passed = [one for one in rows[rows.index(forward[0]) : at] if one not in forward]
     used = set[str]().union(*map(names_used, forward))
-    ran = [*forward, *(each for one in forward for each in run_by(scene, one))]
-    if changed_by(*(one for one in passed if one not in forward)) & used or any(map(_steps, later[:-1])):
+    if changed_by(*passed) & used or not _only_trains(scene, file, passed, forward, found):
         return
-    if not all(
-        _are_terms(file, row, bound | read) for row in (later if calls(rows[second], "backward") else later[:-1])
-    ):
+    whole = rows[second : second + 1] if calls(rows[second], "backward") else []
+    if not all(_are_terms(scene, file, row, made, found) for row in (*forward, *rows[at:second], *whole)):
         return
-    stays = any(names_read(row) & bound for row in passed if row not in forward)
-    if stays and any(calls(one, *_SAMPLING) for one in ran):
+    stays = any(names_read(row) & bound for row in passed)
+    if stays and not _can_repeat(scene, file, forward, rows[second], found):
         return
     text = "".join(_text(file, one, stays=stays) for one in forward)
     gone = [] if stays else [whole_lines(file, *lines_of(file, one)) for one in forward]
@@ -81,14 +93,26 @@ def below_step(scene: Scene) -> Iterator[Change]:
     yield from change(title, [*gone, put], 1 + stays, is_sound=True, way="anew")
 
 
+def _only_trains(
+    scene: Scene, file: File, passed: Sequence[ast.stmt], forward: Sequence[ast.stmt], found: _Found
+) -> bool:
+    """Whether what stands in between only computes, draws, and trains: so that it changes nothing but weights. It draws
+    no numbers, where the forward does too."""
+    ran = [*forward, *(each for one in forward for each in run_by(scene, one))]
+    own = {one.name for each in scene.files for one in functions(each.tree)}
+    also = (_PASSED | ({*DRAWING} if not any(calls(one, *_SAMPLING) for one in ran) else set[str]())) - own
+    rest = [one for one in passed if optimizer_of(one) not in found.optimizers]
+    return repeats(scene, file, rest, found.models, also)
+
+
 def _text(file: File, row: ast.stmt, *, stays: bool) -> str:
     """The lines of a statement; without its comments, if it also stays where it is."""
     return f"{file.indent(row)}{file.source(row)}\n" if stays else f"{text_of_lines(file, *lines_of(file, row))}\n"
 
 
 class _Found(NamedTuple):
-    """A block, where the step and the backward stand in it or are called, the names of the loss, and the modules whose
-    weights are stepped between them."""
+    """A block, where the step and the backward stand in it or are called, the names of the loss, the modules whose
+    weights are stepped between them, all modules that are trained, and what trains them."""
 
     file: File
     rows: list[ast.stmt]
@@ -96,6 +120,8 @@ class _Found(NamedTuple):
     second: int
     loss: set[str]
     stepped: set[str]
+    models: set[str]
+    optimizers: set[str]
 
 
 def _found(scene: Scene) -> _Found | None:
@@ -120,46 +146,54 @@ def _found(scene: Scene) -> _Found | None:
         after = {optimizer_of(each) for row in rows[second + 1 :] for each in simple_statements(row)} - {""}
     else:
         mine, loss, after = _handed(step, read, one.row, other.row)
+    optimizers = {each.name: each for each in event.optimizers if not each.shares}
+    if not {mine, *after} <= {*optimizers} or mine in after or not after or not loss:
+        return None
+    if not _is_zeroed(step, optimizer_of(step.row), optimizers[mine].module):
+        return None
     passed = {ast.unparse(each) for row in rows[first:second] for each in walk(row, ast.Name, ast.Attribute)} | {mine}
-    touched = [{*each.touched} for each in event.optimizers if each.name in passed - after]
-    alone = {each.name for each in event.optimizers if not each.shares}
-    is_known = {mine, *after} <= alone and mine not in after and after != set()
-    return _Found(file, rows, first, second, loss, set[str]().union(*touched)) if is_known and loss else None
+    touched = [{*each.touched} for each in optimizers.values() if each.name in passed - after]
+    models = {name for each in optimizers.values() for name in each.touched}
+    return _Found(file, rows, first, second, loss, set[str]().union(*touched), models, {*optimizers})
 
 
 def _handed(step: Place, read: Place, one: ast.stmt, other: ast.stmt) -> tuple[str, set[str], set[str]]:
     """The optimizer that a call hands to the function that steps, and the loss and the optimizer that another call
     hands to the function that goes backward and steps, which may be the same."""
-    file, back, calls_ = read.file, call_of(read.row), (call_of(one), call_of(other))
+    back, handing = call_of(read.row), (call_of(one), call_of(other))
     functions = [each.file.scope(each.row) for each in (step, read)]
     after = {optimizer_of(each) for each in simple_statements(functions[1]) if starts(each) > starts(read.row)} - {""}
     root = owner(back)
 
     def given(number: int, name: str) -> str:
-        call, function = calls_[number], functions[number]
-        value = given_by(file, call.func, name, function) if call and isinstance(function, FUNCTION) else None
-        return dotted(value) or name
+        call, function = handing[number], functions[number]
+        value = given_by(read.file, call.func, name, function) if call and isinstance(function, FUNCTION) else None
+        return dotted(value) if value is not None else "" if "." not in name else name
 
     loss = given(1, root.id) if isinstance(root, ast.Name) else ""
     return given(0, optimizer_of(step.row)), {loss} - {""}, {given(1, name) for name in after}
 
 
-def _forward(
-    scene: Scene, above: Sequence[ast.stmt], between: Sequence[ast.stmt], found: _Found
-) -> tuple[list[ast.stmt], set[str]]:
-    """The statements above a step that compute with the weights, and that the loss is made of; and the names that are
-    made of what they compute, below the step."""
-    needed, read = found.loss, set[str]()
+def _is_zeroed(step: Place, optimizer: str, module: str) -> bool:
+    """Whether the gradients that a step uses are zeroed above the backward which makes them."""
+    file, scope = step.file, step.file.scope(step.row)
+    above = [one for one in calls(scope, "zero_grad", "backward") if starts(one) < starts(step.row)]
+    around = next(iter(file.loops(step.row)), scope)
+    above = [one for one in above if file.holds(around, one)]
+    of = [ast.unparse(held) for one in above if called(one) == "zero_grad" and (held := owner(one)) is not None]
+    return {optimizer, module} & {*of} != set() and called(above[-1]) == "backward"
+
+
+def _forward(scene: Scene, above: Sequence[ast.stmt], between: Sequence[ast.stmt], found: _Found) -> list[ast.stmt]:
+    """The statements above a step that compute with the weights, and that the loss is made of."""
+    needed, parts = found.loss, list[ast.stmt]()
     for row in reversed(between):
         if names_stored(row) & needed:
-            read |= names_stored(row) & needed
-            needed = needed | names_read(row)
-    parts: list[ast.stmt] = []
-    wanted = needed - read
+            needed = (needed - names_stored(row)) | names_read(row)
     for row in reversed(above):
-        if names_stored(row) & wanted:
+        if names_stored(row) & needed:
             parts.insert(0, row)
-            wanted = wanted | names_read(row)
+            needed = needed | names_read(row)
     made, rows = set[str](), list[ast.stmt]()
     for row in parts:
         if names_read(row) & made or _runs(scene, row, found.stepped):
@@ -167,10 +201,10 @@ def _forward(
             rows.append(row)
         else:
             made -= names_stored(row)
-    return rows, read
+    return rows
 
 
-def _runs(scene: Scene, row: ast.stmt, modules: set[str]) -> bool:
+def _runs(scene: Scene, row: ast.AST, modules: set[str]) -> bool:
     """Whether a statement runs one of some modules, itself or by functions of the program."""
     ran = [*run_by(scene, row)]
     methods = {one.name for one in ran if isinstance(one, FUNCTION)}
@@ -188,45 +222,84 @@ def _can_move(file: File, row: ast.stmt) -> bool:
         or not all(isinstance(n, ast.Name) for n in names)
     ):
         return False
-    return not calls(row, "detach", *UNRECORDING)
+    return not calls(row, "detach", "grad", "next")
+
+
+def _can_repeat(scene: Scene, file: File, forward: Sequence[ast.stmt], read: ast.stmt, found: _Found) -> bool:
+    """Whether statements give the same each time, but for the weights, and nothing reads below the backward what they
+    bind, also in the next turn of a loop."""
+    whole = {name.lower() for each in scene.files for name in names_used(each.tree)}
+    if any(one in name for name in whole for one in _NOISY) or not repeats(scene, file, forward, found.models):
+        return False
+    again = [one for loop in file.loops(read) for one in walk(loop, ast.Name)] if file.loops(read) else []
+    bound = changed_by(*forward)
+    early = (
+        one for one in again if one.id in bound and isinstance(one.ctx, ast.Load) and starts(one) < starts(forward[0])
+    )
+    return not any(is_read_below(file, name, read) for name in bound) and next(early, None) is None
 
 
 def _steps(row: ast.stmt) -> bool:
     return hasattr(row, "body") or calls(row, "step", "backward") != []
 
 
-def _are_terms(file: File, row: ast.stmt, names: Collection[str]) -> bool:
-    """Whether a statement reads some names only as a whole, or as terms of a sum: nothing else that a graph may lead to
-    is multiplied by them, or given to a function beside them."""
-    for use in (one for one in walk(row, ast.Name) if isinstance(one.ctx, ast.Load) and one.id in names):
-        node: ast.AST = use
-        while (above := file.above[node]) is not row:
-            others: list[ast.AST] = []
-            if isinstance(above, ast.BinOp) and not isinstance(above.op, (ast.Add, ast.Sub)):
-                others = [above.left if node is above.right else above.right]
-            elif isinstance(above, ast.Call) and node is not above.func:
-                others = [one for one in values(above) if not file.holds(one, node)]
-            elif not isinstance(above, (ast.BinOp, ast.Call, ast.UnaryOp, ast.Attribute, ast.Assign, ast.keyword)):
+def _are_terms(scene: Scene, file: File, row: ast.stmt, names: Collection[str], found: _Found) -> bool:
+    """Whether a statement reads some names, or runs the stepped modules, only as a whole, or as terms of a sum: nothing
+    else that a graph may lead to is multiplied by them, or given to a function beside them."""
+    parts: list[ast.expr] = [one for one in walk(row, ast.Name) if isinstance(one.ctx, ast.Load) and one.id in names]
+    parts += [
+        one for one in walk(row, ast.Call) if not is_method(one, of=METHODS) and _runs(scene, one.func, found.stepped)
+    ]
+    return all(_is_term(scene, file, row, one, names) for one in parts)
+
+
+def _is_term(scene: Scene, file: File, row: ast.stmt, node: ast.AST, names: Collection[str]) -> bool:
+    is_sum = False
+    """Whether something else that a graph leads to was added."""
+    while (above := file.above[node]) is not row:
+        others: list[ast.AST] = []
+        if isinstance(above, ast.BinOp):
+            others = [above.left if node is above.right else above.right]
+            carries = any(_may_carry(scene, file, one, names) for one in others)
+            if carries and not isinstance(above.op, (ast.Add, ast.Sub)):
                 return False
-            if any(_may_carry(file, each, row, names) for one in others for each in walk(one, ast.Name)):
+            if is_sum and not isinstance(above.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
                 return False
-            node = above
+            is_sum |= carries
+        elif isinstance(above, ast.Call) and node is above.func:
+            if is_sum and called(above) not in _LINEAR | {"backward"}:
+                return False
+        elif isinstance(above, ast.Call):
+            others = [one for one in values(above) if not file.holds(one, node)]
+            if any(_may_carry(scene, file, one, names) for one in others) or (is_sum and called(above) not in _LINEAR):
+                return False
+        elif isinstance(above, ast.Subscript):
+            is_sum |= False
+        elif not isinstance(above, (ast.UnaryOp, ast.Attribute, ast.keyword, ast.Starred, ast.Tuple)):
+            return False
+        node = above
     return True
 
 
-def _may_carry(file: File, name: ast.Name, at: ast.stmt, names: Collection[str], deep: int = 4) -> bool:
-    """Whether a graph may lead to a variable, apart from those of some names."""
-    if name.id in names or file.above[name].__class__ is ast.Attribute:
-        return False
-    value = definition(file, name, at)
-    if value is None or deep == 0:
-        return name.id in names_stored(file.scope(at))
-    heads = [each.context_expr for one in file.around(value) if isinstance(one, WITH) for each in one.items]
-    if any(last_name(getattr(one, "func", one)) in UNRECORDING for one in heads):
-        return False
-    call = value if isinstance(value, ast.Call) else None
-    if call is not None and (
-        is_untracked(call) or called(call) == "detach" or called(call).removesuffix("_like") in _MADE
-    ):
-        return False
-    return call is not None or any(_may_carry(file, one, at, names, deep - 1) for one in walk(value, ast.Name))
+def _may_carry(scene: Scene, file: File, value: ast.AST, names: Collection[str]) -> bool:
+    """Whether a graph may lead to a value, apart from some names: it has more than constants, as they were seen, and
+    what makes such."""
+    event = scene.finding.event
+    constants = {*(event.constants if isinstance(event, Clobber) else ()), *NAMESPACES, *names}
+    ended = [one for one in walk(value, ast.Call) if is_untracked(one) or called(one).removesuffix("_like") in _MADE]
+    inside = {each for one in ended for each in ast.walk(one)}
+    left = [one for one in walk(value, ast.Name, ast.Attribute, ast.Call) if one not in inside]
+    for one in left:
+        if isinstance(one, ast.Call):
+            if not is_method(one, of=METHODS) and dotted(owner(one)) not in NAMESPACES:
+                return True
+        elif dotted(one) not in constants and not isinstance(file.above[one], ast.Attribute):
+            if not (isinstance(file.above[one], ast.Call) and getattr(file.above[one], "func", None) is one):
+                return True
+        elif (
+            isinstance(file.above[one], ast.Attribute)
+            and isinstance(one, ast.Name)
+            and one.id not in constants | {"self"}
+        ):
+            return True
+    return False

@@ -32,25 +32,31 @@ _KEEPING = frozenset("add append extend insert pop setattr setdefault update".sp
 _SETTING = (ast.AsyncFor, ast.Global, ast.Nonlocal, ast.Delete, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)
 
 
-def repeats(scene: Scene, file: File, rows: Sequence[ast.stmt], models: Collection[str]) -> bool:
-    """Return True if some statements are known to give the same each time, but for what some models compute."""
-    ran = [one for row in rows for one in run_by(scene, row)]
+def repeats(
+    scene: Scene, file: File, rows: Sequence[ast.stmt], models: Collection[str], also: frozenset[str] = frozenset()
+) -> bool:
+    """Return True if some statements are known to give the same each time, but for what some models compute.
+
+    With the names of other functions that they may call `also`, return True if they are known to do no more than that:
+    then they may go through anything.
+    """
+    ran = [one for row in rows for one in run_by(scene, row, also)]
     known = {one.name for one in ran if isinstance(one, FUNCTION)}
     parts: list[tuple[File, ast.AST]] = [(file, one) for one in rows]
     parts += [(each, one) for one in ran for each in scene.files if one in each.above]
-    is_known = all(_only_computes(each, one, {*known, *models}) for each, one in parts)
+    is_known = all(_only_computes(each, one, {*known, *models}, also) for each, one in parts)
     return is_known and all(isinstance(one, FUNCTION) for one in ran)
 
 
-def _only_computes(file: File, part: ast.AST, known: Collection[str]) -> bool:
+def _only_computes(file: File, part: ast.AST, known: Collection[str], also: frozenset[str]) -> bool:
     """`known` are the names of the functions that are looked at as well, and of models."""
     given = {*parameters(part)} if isinstance(part, FUNCTION) else set[str]()
     through = [*(one.iter for one in walk(part, ast.For)), *(one.iter for one in walk(part, ast.comprehension))]
     added = [one.target for one in walk(part, ast.AugAssign)]
     set_ = (one for one in walk(part, ast.Attribute, ast.Subscript) if isinstance(getattr(one, "ctx", None), ast.Store))
     return (
-        all(_is_known(file, one, known) for one in walk(part, ast.Call))
-        and all(_is_whole(one) or dotted(one).rpartition(".")[0] in known for one in through)
+        all(called(one) in also or _is_known(file, one, known) for one in walk(part, ast.Call))
+        and all(also or _is_whole(one) or dotted(one).rpartition(".")[0] in known for one in through)
         and all(isinstance(one, ast.Name) and one.id not in given for one in added)
         and (not isinstance(part, FUNCTION) or next(set_, None) is None)
         and next(walk(part, *_SETTING), None) is None

@@ -32,6 +32,9 @@ class Clobber:
     """As of a `Refusal`, of the leaf that was saved."""
     optimizers: tuple[Optimizer, ...] = ()
     """Where a step has written and the program has several optimizers, all PyTorch's own: these."""
+    constants: tuple[str, ...] = ()
+    """The variables of functions that lead to the read, and attributes of `self`, that hold numbers or tensors which
+    require no gradient, or rows of such, wherever these functions have that name. Known where `optimizers` are."""
     leads_on: bool = True
     """Whether the graph below the node that saved leads to leaves that no step has changed since."""
 

@@ -23,7 +23,8 @@ from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import carried_states, torch_messages
 from noclobber.observe.describe.called import calls_to
 from noclobber.observe.describe.optimizers import optimizers
-from noclobber.observe.describe.tensor_names import name_of
+from noclobber.observe.describe.reachable import constants
+from noclobber.observe.describe.tensor_names import name_of, user_frames
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import shards, storages, tensor_state
@@ -155,12 +156,14 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         return found
     if backward.optimizers is None:
         backward.optimizers = optimizers(sys._getframe(1))
+        with modes.plain():
+            backward.constants = constants(user_frames(sys._getframe(1)))
         backward.calls = calls_to(backward.frame)
     stepped = {one.key for one in memory.recent if one.step and one.moment > handle.moment}
     leaves = (getattr(one, "variable", None) for one in graph.walk([node] if node is not None else []))
     on = node is None or any(leaf is not None and storages.storage_key(leaf) not in stepped for leaf in leaves)
     read = replace(read, calls=backward.calls)
-    found = replace(found, read=read, optimizers=backward.optimizers, leads_on=on)
+    found = replace(found, read=read, optimizers=backward.optimizers, constants=backward.constants, leads_on=on)
     return _with_carried(found, key, node, backward, memory)
 
 

@@ -61,6 +61,27 @@ def variables(frame: FrameType) -> dict[str, Any]:
     return found
 
 
+def constants(frames: Iterable[FrameType]) -> tuple[str, ...]:
+    """Return the names of variables, and of attributes of `self`, that hold numbers or tensors which require no
+    gradient, or rows of such, in each of these frames that has the name."""
+    known = dict[str, bool]()
+    for frame in frames:
+        own = variables(frame)
+        itself = own.get("self")
+        held = reads.of_module(itself, states=True) if isinstance(itself, torch.nn.Module) else reads.inside(itself)
+        for name, value in [*own.items(), *((f"self.{name}", one) for name, one in held)]:
+            known[name] = known.get(name, True) and all(map(_is_constant, value if type(value) in _ROWS else [value]))
+    return tuple(name for name, calm in known.items() if calm)
+
+
+def _is_constant(value: object) -> bool:
+    is_number = isinstance(value, (int, float, complex))
+    return is_number or (isinstance(value, torch.Tensor) and not value.requires_grad)
+
+
+_ROWS = (list, tuple)
+
+
 _REFERENCES = 3
 """References to `f_locals` in `variables`: of the frame, of the variable, of the argument."""
 

@@ -152,6 +152,8 @@ class Backward:
     """The lines of the writes that were reported during the call."""
     optimizers: tuple[Optimizer, ...] | None = None
     """The program's two optimizers, which the first report of a step looks for (describe/optimizers.py)."""
+    constants: tuple[str, ...] = ()
+    """What `reachable.constants` says then."""
     calls: tuple[Site, ...] = ()
     """The calls that lead to it, as of a `Write`, which that report looks for as well: the next ones may come when the
     frame is gone."""
