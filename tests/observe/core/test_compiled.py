@@ -71,6 +71,20 @@ def step():
     optimizer.step()
 
 
+@torch.compile(backend="eager")
+def runs_as_python(x):
+    for _ in range(1):
+        graph_break()
+        x = x.detach().data
+        x.set_(torch.ones(3))
+    return x
+
+
+@torch.compile(backend="eager")
+def captures_nothing(x):
+    return x.data
+
+
 modes = {
     "bare": contextlib.nullcontext,
     "install": noclobber.install,
@@ -85,6 +99,7 @@ for mode, around in modes.items():  # each from the same beginning
             warnings.simplefilter("always")
             for _ in range(3):
                 step()
+                runs_as_python(captures_nothing(torch.ones(3)))
         print(mode, sorted({str(one.message).partition(chr(10))[0] for one in warned}), flush=True)
         os._exit(0)
     os.wait()

@@ -25,7 +25,7 @@ from noclobber.observe.core.seen.records import record
 from noclobber.observe.core.seen.sites import caller
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api import private
-from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.dispatch import compile_guard, modes
 from noclobber.observe.torch_api.frames import frame_above, passed_over
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
@@ -106,7 +106,8 @@ def arm_detached(context: Context, way: Way) -> None:
             looked_at(args[0])
         return tensor_state.detach(*args, **kwargs)
 
-    way.patches.put(torch.Tensor, "detach", _Detach(tensor_state.detach, passed_over(detach)))
+    compile_guard.never_compile(passed_over(detach), nor_its_calls=False)
+    way.patches.put(torch.Tensor, "detach", _Detach(tensor_state.detach, detach))
 
 
 def _is_pack_of_checkpoint(code: CodeType) -> bool:

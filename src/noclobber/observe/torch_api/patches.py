@@ -23,8 +23,9 @@ class Patches:
     def put(self, owner: type | ModuleType, name: str, value: object) -> None:
         """Set `owner.name`, and remember what the owner itself held: nothing where it only inherits the name."""
         self._made.append((owner, name, vars(owner).get(name, _ABSENT), passed_over(value)))
-        if isinstance(value, FunctionType):
-            self._replacing(value)
+        for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
+            if isinstance(function, FunctionType):
+                self._replacing(function)
         setattr(owner, name, value)
 
     def undo(self) -> None:

@@ -18,7 +18,7 @@ import torch
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.patches import Patches
 
-_OURS = Path(__file__).parents[2].as_posix() + "/"
+_OURS = Path(__file__).parents[3].as_posix() + "/"
 """The folder of noclobber, as torch.compile lists folders that it leaves alone."""
 _MODULES = ("torch._C._dynamo.eval_frame", "torch._dynamo.eval_frame", "torch._dynamo.decorators")
 """The modules in which torch.compile looks up `set_eval_frame`."""
