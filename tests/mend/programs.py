@@ -7875,9 +7875,8 @@ def _by_one_turn_of_gru(x):
     return grads[:4]
 
 
-REFUSED["masks on the weights of a model that the optimizer was not made with"] = (
-    MASKED.format(weights="nn.Linear(4, 4).parameters()", before="", after="apply_masks(net, masks)"),
-    _masked,
+WORDS["a mask on the weights of another model than that which steps"] = MASKED.format(
+    weights="nn.Linear(4, 4).parameters()", before="", after="apply_masks(net, masks)"
 )
 
 PRUNED = """
@@ -8212,3 +8211,77 @@ WORDS |= {
         "opt_d, opt_g =", "d = nn.Sequential(d, nn.Dropout(0.1))\nopt_d, opt_g ="
     ),
 }
+WORDS |= {
+    f"masks that an object keeps by the names of layers, {why}": PRUNED.format(
+        mask="[one.weight.detach() > 9] = 0.0"
+    ).replace(
+        "    def apply",
+        f"    def soften(self):\n        for name, one in self.layers.items():\n            {row}\n    def apply",
+    )
+    for why, row in {
+        "which an update makes others": "self.masks.update({name: one.weight.sigmoid()})",
+        "which are multiplied by what may carry a gradient": "self.masks[name] *= one.weight.sigmoid()",
+        "which another name is bound to": "kept = self.masks; kept[name] = one.weight.sigmoid()",
+        "which get a factor below a comparison": "self.masks[name] = (one.weight > 0).float().mul(one.weight)",
+        "which are set by their name": 'setattr(self, "masks", {name: one.weight.sigmoid()})',
+        "which are written in a loop": "[mask.mul_(one.weight) for mask in self.masks.values()]",
+    }.items()
+}
+WORDS |= {
+    "rows of a state that a method writes below one of two backwards": BANK_OF_ROWS.format(
+        first="", between="bank.write(k, new)\n        (bank.rows.var(0).mean() + (x @ w).sum()).backward()"
+    ),
+    "rows of a state that a method writes, of numbers too": BANK_OF_ROWS.format(
+        first="", between="bank.write(k - 1, new.sum().item())"
+    ),
+    "rows of a state that a method writes at once with another": BANK_OF_ROWS.format(first="", between="").replace(
+        "self.rows[at] = value", "self.rows[at], self.last = value, value"
+    ),
+    "rows of a state that a method writes, where some turns go backward": BANK_OF_ROWS.format(
+        first="", between=""
+    ).replace("new.square().sum().backward()", "if k != 9:\n            new.square().sum().backward()"),
+}
+WORDS |= {
+    f"states that a function writes and gives back, {why}": GIVEN_BACK.format(**PUSHED | changed).replace(
+        "    sim = Sim()\n", f"    sim = Sim()\n    {first}\n"
+    )
+    for why, first, changed in [
+        ("which another attribute holds", "sim.shown = sim.speed", {"after": "loss = loss + sim.shown.sum()"}),
+        (
+            "a part of which another attribute holds",
+            "sim.first = sim.speed[0]",
+            {"after": "loss = loss + sim.first.sum()"},
+        ),
+        (
+            "which another object holds by the same name",
+            "twin = Sim()\n    twin.speed = sim.speed",
+            {"after": "loss = loss + twin.speed.sum()"},
+        ),
+        (
+            "which is read while it runs",
+            "seen.append(lambda: sim.speed.sum().item())",
+            {
+                "function": "seen = []\nkept = []"
+                + PUSH.replace("    return", "    kept.append(seen[-1]())\n    return"),
+                "after": "print(kept)",
+            },
+        ),
+    ]
+}
+WORDS["a memory of keys that are computed after the step"] = """
+key = nn.Linear(4, 4, dtype=torch.float64)
+class Bank:
+    def __init__(self):
+        self.rows = torch.zeros(3, 4, dtype=torch.float64)
+    def write(self, at, value):
+        self.rows[at] = value
+bank = Bank()
+def run():
+    opt = torch.optim.SGD([w, *key.parameters()], lr=0.1)
+    for k in range(6):
+        loss = (bank.rows @ w - 1).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        bank.write(k % 3, key(x.detach()[k % 3]))
+"""

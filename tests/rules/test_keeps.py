@@ -107,7 +107,7 @@ GIVEN = {
     "dot": (torch.ones(4),), "softmax": (-1,), "log_softmax": (-1,), "conv1d": (torch.ones(4, 4, 1),),
     "conv2d": (torch.ones(4, 4, 1, 1),), "conv3d": (torch.ones(4, 4, 1, 1, 1),), "Linear": (4, 4), "LayerNorm": (4,),
     "BatchNorm1d": (4,), "BatchNorm2d": (4,), "Softmax": (-1,), "LogSoftmax": (-1,), "Conv1d": (4, 4, 1),
-    "Conv2d": (4, 4, 1), "Conv3d": (4, 4, 1), "layer_norm": ((4,),), "group_norm": (2,), "clip": (0.1, 0.9),
+    "Conv2d": (4, 4, 1), "Conv3d": (4, 4, 1), "clip": (0.1, 0.9),
     "cross": (torch.ones(3, 4), 0), "outer": (torch.ones(4),), "prelu": (torch.ones(1),), "max_pool2d": (2,),
     "avg_pool2d": (2,), "conv_transpose2d": (torch.ones(4, 4, 1, 1),), "grid_sample": (torch.zeros(4, 4, 4, 2),),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from itertools import islice
 from noclobber.mend.autograd.leaves import tracked, tracking
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called
+from noclobber.mend.holders.numbers import may_be_number
 from noclobber.mend.order.forwards_in_loops import last_read, steps_alike
 from noclobber.mend.order.kept_values import not_kept
 from noclobber.mend.order.steps import may_step_later
@@ -33,12 +34,15 @@ from noclobber.syntax.edits import after, append, before, with_argument, without
 from noclobber.syntax.names import (
     attributes_set,
     binds,
+    call_of,
     called,
     called_by,
     calls,
     dotted,
+    first_name,
     is_stored,
     keyword,
+    last_name,
     mentioned,
     names_in,
     names_stored,
@@ -50,6 +54,7 @@ from noclobber.syntax.names import (
     uses,
     uses_in,
     value_given,
+    values,
 )
 from noclobber.syntax.tree import (
     FOR,
@@ -67,7 +72,7 @@ from noclobber.syntax.tree import (
     starts,
     walk,
 )
-from noclobber.syntax.writes import WriteSyntax, changed_by, is_number, values_written, write_in
+from noclobber.syntax.writes import WriteSyntax, is_number, values_written, write_in
 
 MOST_DETACHED = 3
 """Values of one loss that are tried detached."""
@@ -94,34 +99,34 @@ def detached(scene: Scene) -> Iterator[Change]:
 
 def _stored(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
     """Detach what is written in place into a state below a backward, and is of the graph that this has freed: no later
-    backward can go through that. Sound if it was seen so, and each call that leads to the write is below a backward,
-    after which nothing it is given is computed."""
+    backward can go through that. Sound if it was seen so, each call that leads to the write stands below the only
+    backward of its function, and between them are only steps and other such calls."""
     file, row, event = write.file, write.statement, scene.finding.event
-    value = row.value if isinstance(row, ast.Assign) else next(iter(values_written(row)), None)
-    if not isinstance(event, Refusal) or value is None:
+    is_item = isinstance(row, ast.Assign) and len(row.targets) == 1 and isinstance(row.targets[0], ast.Subscript)
+    value = row.value if isinstance(row, ast.Assign) and is_item else next(iter(values_written(row)), None)
+    if not isinstance(event, Refusal) or value is None or isinstance(value, ast.Tuple):
         return
-    scope = file.scope(row)
-    above = _backward_above(file, row)
-    places = (
-        [(file, row)]
-        if above
-        else [
-            (each, found)
-            for each in scene.files
-            for one in mentioned(each, getattr(scope, "name", ""))
-            if (found := each.statement(one)) is not None
-        ]
-    )
-    state = write.name.rpartition(".")[2]
-    others = (
-        one
-        for each in scene.files
-        for one in simple_statements(each.tree)
-        if one is not row and _writes_to(each, one, state)
-    )
-    is_known = event.are_stored_freed and bool(places) and next(others, None) is None
-    is_known &= all(_is_of_freed(each, one) for each, one in places)
+    scope, state = file.scope(row), write.name.rpartition(".")[2]
+    name = getattr(scope, "name", "")
+    led = [(each, found) for each in scene.files for one in mentioned(each, name) if (found := each.statement(one))]
+    places = [(file, row)] if calls(scope, "backward") else led
+    others = [one for each in scene.files for one in simple_statements(each.tree) if _writes_to(each, one, state)]
+    taken = [each.above[one] for each in scene.files for one in _items(each, write.name)]
+    is_known = event.are_stored_freed and bool(places) and others == [row]
+    is_known &= not any(isinstance(one, (ast.Assign, ast.NamedExpr, ast.For)) for one in taken)
+    is_known &= all(_is_of_freed(each, one, name) for each, one in places) and not may_be_number(file, value)
     yield from change("write it detached", [append(file, value, ".detach()")], 1, is_sound=is_known)
+
+
+def _items(file: File, name: str) -> Iterator[ast.expr]:
+    """Where a state is read, with its index: what is bound to a variable there may be written, too."""
+    kind, state = (ast.Attribute if "." in name else ast.Name), name.rpartition(".")[2]
+    for one in (each for each in walk(file.tree, kind) if last_name(each) == state):
+        whole: ast.expr = one
+        while isinstance(above := file.above[whole], ast.Subscript) and above.value is whole:
+            whole = above
+        if not is_stored(file, whole):
+            yield whole
 
 
 def _writes_to(file: File, row: ast.stmt, state: str) -> bool:
@@ -131,17 +136,16 @@ def _writes_to(file: File, row: ast.stmt, state: str) -> bool:
     return write_in(file, row).name.rpartition(".")[2] == state and any(map(tracked, written))
 
 
-def _backward_above(file: File, row: ast.stmt) -> ast.stmt | None:
-    """The last statement above another one in its block that goes backward."""
-    rows = file.block(row)
-    return next((one for one in reversed(rows[: rows.index(row)]) if calls(one, "backward")), None)
-
-
-def _is_of_freed(file: File, row: ast.stmt) -> bool:
-    """Whether what a statement reads is from before the backward above it."""
-    above, rows = _backward_above(file, row), file.block(row)
-    between = rows[rows.index(above) + 1 : rows.index(row)] if above is not None else []
-    return above is not None and names_in(row).isdisjoint(changed_by(*between))
+def _is_of_freed(file: File, row: ast.stmt, name: str) -> bool:
+    """Whether a statement stands below the only backward of its function, makes nothing itself, and only steps stand
+    between, or other calls of a function."""
+    rows, backwards = file.block(row), calls(file.scope(row), "backward", "grad")
+    above = file.statement(backwards[0]) if len(backwards) == 1 else None
+    between = rows[rows.index(above) + 1 : rows.index(row)] if above in rows[: rows.index(row)] and above else None
+    plain = ("step", "zero_grad", "print", name)
+    call = call_of(row)
+    makes = [one for part in (values(call) if call is not None else [row]) for one in walk(part, ast.Call)]
+    return between is not None and not makes and all(called(call_of(one)) in plain for one in between)
 
 
 def _carried(scene: Scene) -> Iterator[Change]:
@@ -174,6 +178,9 @@ def _carried(scene: Scene) -> Iterator[Change]:
     is_known &= not any(_is_cleared(file, around, read.row, one.name) for one in carried)
     is_known &= next(not_kept(scene), None) is None  # what is filled once is no state of each turn
     is_known &= not _goes_on_elsewhere(scene, file, around) and all(one.is_alone for one in carried)
+    below = [call for row in rows[rows.index(read.row) + 1 :] for call in walk(row, ast.Call)]
+    given = (one for call in below if first_name(owner(call)) in roots for one in values(call))
+    is_known &= not any(next(walk(one, ast.Call), None) for one in given)  # computed with the weights after the step
     sets = [_sets_always(file, around.body, one.variable or one.name) for one in carried]
     is_known &= False not in sets and (is_loop or all(one.is_renewed for one in carried))
     if isinstance(around, LOOP):  # what each turn makes before it reads it, no turn hands on

@@ -152,7 +152,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []  # a later turn writes what a backward may need
     if scene.places("read") or "ctx" in parameters(file.scope(found)) or comes_again(scene, event):
         return []  # where PyTorch refuses to read a view, the write went through
-    of_constants = event.carries_gradient is False and not _may_carry_later(file, found, event.constants)
+    of_constants = event.carries_gradient is False and not _may_carry_later(scene, file, found, event.constants)
     carries = event.carries_gradient is True
     if carries and (not event.of_itself or differentiates(file)):
         return []
@@ -187,10 +187,10 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
 
-def _may_carry_later(file: File, write: ast.stmt, constants: Collection[str] = ()) -> bool:
+def _may_carry_later(scene: Scene, file: File, write: ast.stmt, constants: Collection[str]) -> bool:
     """Return True if a value that carried no gradient when PyTorch refused its write may carry one in a later turn or
     call: it is made of what a later statement of the loop, another method, or the next call sets. `constants` are the
-    names of containers none of whose items carries one."""
+    names of containers none of whose items was seen to carry one."""
     scope, loops = file.scope(write), file.loops(write)
     call = call_of(write)
     made_of: list[ast.AST] = [*values(call)] if call is not None else [getattr(write, "value", write)]
@@ -199,7 +199,8 @@ def _may_carry_later(file: File, write: ast.stmt, constants: Collection[str] = (
     rows = list(walk(loops[-1], ast.stmt)) if loops else []
     turns = {name for loop in loops if isinstance(loop, FOR) for name in names_in(loop.target)}
     items = [one for each in made_of for one in walk(each, ast.Subscript) if turns & names_in(one.slice)]
-    known |= {name for one in items if dotted(one.value) in constants for name in names_in(one)}
+    those = [one for one in items if dotted(one.value) in constants and _is_of_constants(scene, one.value)]
+    known |= {name for one in those for name in names_in(one)}
     if any(isinstance(definition(file, one.value, write), (*CONTAINERS, ast.Tuple)) for one in items):
         return True  # each turn has another item
     while names - known:
@@ -223,20 +224,56 @@ def _may_carry_later(file: File, write: ast.stmt, constants: Collection[str] = (
     own = {one.name for one in functions(file.tree)}
     return (
         bool(set_later(file, *held))
-        or any(_gets_item(file, one) for one in attributes(file.tree, *held))
         or any(_is_of_object_alone(file, one) for one in attributes_set(file, *held))
         or any(called(one) in own for row in made_of for one in tracking(row, ast.Call))
         or any(last_name(one.value) in (known | held) - {written} for one in _set_to_require(file))
     )
 
 
-def _gets_item(file: File, container: ast.Attribute) -> bool:
-    """`self.masks[name] = value`, unless the value is a number, or whether something holds."""
-    target = file.above[container]
-    value = value_given(file, target) if isinstance(target, ast.Subscript) and is_stored(file, target) else None
-    while isinstance(value, ast.Call) and owner(value) is not None:
+def _is_of_constants(scene: Scene, container: ast.expr) -> bool:
+    """`self.masks`, which one `__init__` makes of new tensors, and whose items are only read, or set to comparisons."""
+    name = container.attr if isinstance(container, ast.Attribute) and dotted(container.value) == "self" else ""
+    made = 0
+    for file in scene.files:
+        if not name or any(one.value == name for one in walk(file.tree, ast.Constant)):
+            return False
+        for one in attributes(file.tree, name):
+            if is_stored(file, one):
+                made += 1
+                value = value_given(file, one)
+                given = (
+                    value.value
+                    if isinstance(value, ast.DictComp)
+                    else value.elt
+                    if isinstance(value, ast.ListComp)
+                    else None
+                )
+                if getattr(file.scope(one), "name", "") != "__init__" or called(given).removesuffix("_like") not in (
+                    "ones",
+                    "zeros",
+                ):
+                    return False
+            elif not _is_read_or_compared(file, one):
+                return False
+    return made == 1
+
+
+def _is_read_or_compared(file: File, container: ast.Attribute) -> bool:
+    """`masks[k]`, `masks[k][w < 0] = 0.0`, `masks[k] = (w > 0).float()`, `sum(m.sum() for m in masks.values())`."""
+    whole: ast.expr = container
+    while isinstance(above := file.above[whole], ast.Subscript) and above.value is whole:
+        whole = above
+    if whole is container:
+        call = called_by(file, above)
+        around = file.above[call] if call is not None and called(call) in ("items", "keys", "values") else None
+        return isinstance(around, ast.comprehension) and not any(map(writes, walk(file.above[around], ast.Call)))
+    if not is_stored(file, whole):
+        call = called_by(file, above) if isinstance(above, ast.Attribute) else None
+        return not isinstance(above, (ast.AugAssign, ast.Assign, ast.NamedExpr)) and not (call and writes(call))
+    value = value_given(file, whole)
+    while isinstance(value, ast.Call) and owner(value) is not None and not value.args:
         value = owner(value)
-    return value is not None and not isinstance(value, ast.Compare) and bool(tracked(value))
+    return value is not None and (isinstance(value, (ast.Compare, ast.Constant)) or not tracked(value))
 
 
 def _set_to_require(file: File) -> Iterator[ast.Attribute]:

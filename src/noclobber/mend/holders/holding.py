@@ -63,7 +63,7 @@ from noclobber.syntax.tree import (
     walk,
     within,
 )
-from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number, tensors_given
+from noclobber.syntax.writes import base_of, is_flagged, is_namespace, is_number, tensors_given, writes
 
 _ABOUT = ("shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_leaf", "itemsize", "nbytes")
 """Attributes of a tensor that are no tensor."""
@@ -94,21 +94,13 @@ def holds_alone(
         return False
     if holders is not None:
         holders = [one for one in holders if not whole or one.name != whole or not is_of(one, file, write)]
-        at, back = (
-            node_at(file, write, holders),
-            put_back(file, name, scope) if name in parameters(scope) else set[str](),
-        )
+        at = node_at(file, write, holders)
         known = {one.name for one in holders if is_of(one, file, write)} & {*parameters(scope)}
         handed_in = [one for one in known.difference(held) if _binding(file, one, write) is None]
         return (
             all(may_get_another(file, one, write, held, at) for one in held)
             and all(is_given_alone(file, one, scope) for one in handed_in)
-            and are_over(
-                file,
-                name,
-                write,
-                [one for one in holders if "." not in one.name or one.name.rpartition(".")[2] not in back],
-            )
+            and are_over(file, name, write, _not_put_back(file, name, scope, holders))
         )
     leading = _binding(file, name, write)
     if leading is None or not is_new(file, value_given(file, leading[0])):
@@ -177,10 +169,31 @@ def is_given_alone(file: File, name: str, function: Scope) -> bool:
         runs = (one.func for one in walk(file.tree, ast.Call) if _may_run(file, one, function, around))
         given = [given_by(file, one, name, function) for one in runs]
     with asking(function) as is_first:
-        back = put_back(file, name, function)
+        back = _put_back(file, name, function)
         return is_first and all(
             one is not None and (last_name(one) in back or is_given_last(file, one)) for one in given
         )
+
+
+def _put_back(file: File, name: str, function: Scope) -> set[str]:
+    """What `put_back` says of a function that only computes: nothing else could read the attribute meanwhile."""
+    computes = HANDING_ON | KEEPING_NOTHING | METHODS
+    known = (
+        is_function(one)
+        or is_tensors(file, one, of=computes)
+        or writes(one)
+        or called(one) in BUILTINS
+        or called(one).endswith("Error")
+        for one in walk(function, ast.Call)
+    )
+    return put_back(file, name, function) if isinstance(function, FUNCTION) and all(known) else set()
+
+
+def _not_put_back(file: File, name: str, function: Scope, holders: Holders) -> Holders:
+    """The holders but for an attribute that each call of a function binds anew; all, where two objects have it."""
+    back = _put_back(file, name, function) if name in parameters(function) else set[str]()
+    those = [one for one in holders if "." in one.name and one.name.rpartition(".")[2] in back]
+    return [one for one in holders if one not in those] if len({one.name for one in those}) == 1 else holders
 
 
 def _may_run(file: File, call: ast.Call, forward: Function, around: ast.ClassDef) -> bool:

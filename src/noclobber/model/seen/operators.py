@@ -74,7 +74,6 @@ NODES: dict[str, tuple[str, ...]] = {
     "Conv2d": ("Convolution",), "Conv3d": ("Convolution",), "GELU": ("Gelu",), "SiLU": ("Silu",), "ELU": ("Elu",),
     "SELU": ("Elu",), "selu": ("Elu",), "CELU": ("Celu",), "ReLU": ("Relu",), "LeakyReLU": ("LeakyRelu",),
     "LayerNorm": ("NativeLayerNorm",), "BatchNorm1d": ("NativeBatchNorm",), "BatchNorm2d": ("NativeBatchNorm",),
-    "layer_norm": ("NativeLayerNorm",), "group_norm": ("NativeGroupNorm",),
     "max": ("Max", "Maximum"), "min": ("Min", "Minimum"), "absolute": ("Abs",), "divide": ("Div",), "clip": ("Clamp",),
     "true_divide": ("Div",), "arctan": ("Atan",), "arcsin": ("Asin",), "arccos": ("Acos",), "arctan2": ("Atan2",),
     "log1p": ("Log1P",), "norm": ("LinalgVectorNorm",), "cross": ("LinalgCross",), "outer": ("Mul",),
@@ -89,7 +88,7 @@ OPERANDS = {
     **dict.fromkeys(("masked_fill", "masked_scatter", "masked_select"), "self mask"), "take": "self index",
     **dict.fromkeys(("gather", "index_select", "scatter", "scatter_add"), "self dim index"), "cdist": "x1 x2",
     **dict.fromkeys(("index_add", "index_copy"), "self dim index source"), "where": "condition self other",
-    "grid_sample": "input grid", "layer_norm": "input normalized_shape weight", "group_norm": "input num_groups weight",
+    "grid_sample": "input grid",
 }  # fmt: skip
 """The first arguments of operators that save others than the first two, by the names of their schema."""
 

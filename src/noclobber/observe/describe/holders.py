@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from inspect import CO_OPTIMIZED
 from itertools import chain, islice, pairwise
@@ -136,8 +137,7 @@ def _holders(
             seen.called_with.update(map(id, own["args"]))
             seen.in_call = _IN_CALL - 1  # an operand of the program's may lie on the stack as well
     is_widest = seen.add_paths(frames[begin], tensor.dtype)
-    for one in (each for each in frames[begin + 1 :] if owner_of(each.f_code.co_filename) is Owner.USER):
-        seen.add_attributes(one)
+    seen.add_attributes(one for one in frames[begin + 1 :] if owner_of(one.f_code.co_filename) is Owner.USER)
     return tuple(dict.fromkeys(seen.holders)) if _are_all(on, seen, tensor) else None, is_widest
 
 
@@ -281,13 +281,18 @@ class _Seen:
                 self._name(Holder(held.name if can_hold_another(held) else "", site), id(held.value))
         return is_widest
 
-    def add_attributes(self, frame: FrameType) -> None:
-        """Add the attributes of the objects that the variables of a frame hold, where nothing has named them yet."""
-        for held in islice(reachable([frame]), _MOST_AROUND):
-            if held.kind == "attribute" and id(held.value) in self.counts and id(held.owner) not in self.known:
-                self.known |= set(map(id, _dicts_of(held.owner)))
-                name = held.name if can_hold_another(held) else ""
-                self._name(Holder(name, Site(frame.f_code, frame.f_lasti)), id(held.value))
+    def add_attributes(self, frames: Iterable[FrameType]) -> None:
+        """Add the attributes of the objects that the variables of frames hold, where nothing has named them yet."""
+        before, there = self.known.copy(), set[tuple[int, str]]()
+        for frame in frames:
+            for held in islice(reachable([frame]), _MOST_AROUND):
+                place = id(held.owner), held.name.rpartition(".")[2]
+                is_new = held.kind == "attribute" and place not in there and id(held.owner) not in before
+                if is_new and id(held.value) in self.counts:
+                    there.add(place)
+                    self.known |= set(map(id, _dicts_of(held.owner)))
+                    name = held.name if can_hold_another(held) else ""
+                    self._name(Holder(name, Site(frame.f_code, frame.f_lasti)), id(held.value))
 
     def _name(self, holder: Holder, number: int) -> None:
         place = without_indexes(holder.name)
