@@ -167,7 +167,15 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     if not (updates or is_begun or (is_weight and (is_average(found) or of_constants))):
         return []
 
+    only_begins = _only_begins(write)
+
     def fits(one: ast.stmt) -> bool:
+        if (
+            only_begins
+            and write_in(file, one).name == write.name
+            and (isinstance(one, ast.AugAssign) or sets_item(one))
+        ):
+            return True
         if write.name and (sets(file, write.name, one) or (of_constants and is_like(file, write, one))):
             return True
         if follows_step and may_be_refused(file, write, one) and all(map(only_computes, walk(one, ast.Call))):
@@ -228,6 +236,23 @@ def _may_carry_later(scene: Scene, file: File, write: ast.stmt, constants: Colle
         or any(called(one) in own for row in made_of for one in tracking(row, ast.Call))
         or any(last_name(one.value) in (known | held) - {written} for one in _set_to_require(file))
     )
+
+
+def _only_begins(write: WriteSyntax) -> bool:
+    """Whether what is written in some places becomes a parameter below them, and nothing else: a parameter begins a
+    graph of its own, so no gradient could flow through any of these writes."""
+    file, scope = write.file, write.file.scope(write.statement)
+    read = [one for one in uses(scope, write.name, ast.Load) if starts(one) > ends(write.statement)]
+    rows = [file.statement(one) for one in read if not _is_written(file, one)]
+    return rows != [] and all(one is not None and called(getattr(one, "value", None)) == "Parameter" for one in rows)
+
+
+def _is_written(file: File, use: ast.Name) -> bool:
+    """`b` of `b[:, 4] += 1` and of `b[0] = 1`."""
+    whole: ast.expr = use
+    while isinstance(above := file.above[whole], ast.Subscript) and above.value is whole:
+        whole = above
+    return isinstance(whole, ast.Subscript) and isinstance(whole.ctx, ast.Store)
 
 
 def _is_of_constants(scene: Scene, container: ast.expr) -> bool:

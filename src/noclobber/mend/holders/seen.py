@@ -103,7 +103,11 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     if binds(row, name):
         return True
     reads = [one for one in uses(scope, name) if not is_stored(file, one) and not _asks_for_shape(file, one)]
-    if any(starts(one) >= ends(row) for one in reads):
+    rows = file.block(row)
+    rebound = next(
+        (one for one in rows[rows.index(row) + 1 :] if isinstance(one, ast.Assign) and binds(one, name)), None
+    )
+    if any(starts(one) >= ends(row) and (rebound is None or starts(one) < ends(rebound)) for one in reads):
         return False
     fresh: Loop | None = None
     for loop in file.loops(row):
