@@ -8285,3 +8285,67 @@ def run():
         opt.step()
         bank.write(k % 3, key(x.detach()[k % 3]))
 """
+ADVANTAGE = (
+    NETS
+    + DEEP
+    + OPTIMIZERS.removeprefix("\nopt_d, opt_g =")
+    + """
+def run():
+    for _ in range(2):
+        pose = g(x.detach())
+        adv = 1 - d(x.detach()){bonus}
+        opt_d.zero_grad()
+        adv.square().mean().backward(retain_graph=True)
+        opt_d.step()
+        loss = (pose.tanh().mean(1, keepdim=True) * adv).mean()
+        opt_g.zero_grad()
+        loss.backward()
+        opt_g.step()
+    x.grad, w.grad = g.weight.detach()[:3].clone(), d[2].weight.detach().expand(4, 4).clone()
+"""
+)
+SOUND |= {
+    "an advantage that a loss below the step multiplies by": ADVANTAGE.format(bonus=""),
+    "an advantage with a bonus, which a loss below the step multiplies by": ADVANTAGE.format(
+        bonus=" + pose.square().mean(1, keepdim=True)"
+    ),
+}
+REFUSED["values of a bias that becomes a parameter, some of which may be a tensor"] = (
+    """
+net = nn.Linear(4, 4, dtype=torch.float64)
+nn.init.zeros_(net.bias)
+def begin(layer, low=None):
+    rows = layer.bias.view(2, -1)
+    rows[0] = 1.0
+    rows[1] += 2.0 if low is None else low.log()
+    layer.bias = nn.Parameter(rows.view(-1))
+def run():
+    begin(net)
+    x.grad, w.grad = None, net.bias.detach().expand(4, 4).clone()
+""",
+    lambda x, w: [None, torch.tensor([1.0, 1.0, 2.0, 2.0], dtype=torch.float64).expand(4, 4)],
+)
+
+
+def _gated(x, w):
+    h = torch.zeros(4, dtype=torch.float64)
+    for row in x:
+        i, f = (row @ w + h).chunk(2)
+        h = torch.cat([i.tanh(), (f + 1.0).sigmoid()])
+    return torch.autograd.grad(h.sum(), [x, w])
+
+
+REFUSED["an operand that is bound anew before it is read again"] = (
+    """
+def gates(rows, h):
+    return rows @ w + h
+def run():
+    h = torch.zeros(4, dtype=torch.float64)
+    for row in x:
+        i, f = gates(row, h).chunk(2)
+        f += 1.0
+        h = torch.cat([i.tanh(), f.sigmoid()])
+    h.sum().backward()
+""",
+    _gated,
+)

@@ -388,12 +388,13 @@ def _handed_over(scene: Scene) -> Iterator[Change]:
 
 
 def _constant(scene: Scene, step: Place, read: Place, taken: set[str]) -> Iterator[Change]:
-    """`adv.detach()` in the loss below a step, where the graph behind it leads only to what the step has changed, and
+    """`adv.detach()` in the loss below a step, where its graph was seen to lead only to what the step has changed, and
     what the loss would add to the gradients of that is thrown away: an advantage."""
     file, event = read.file, scene.finding.event
     rows, first, second = file.together(step.row, read.row)
     used = [one for row in rows[first + 1 : second + 1] for one in walk(row, ast.Name) if one.id in taken]
-    is_known = isinstance(event, Clobber) and not event.leads_on and len({one.id for one in used}) == 1
+    names = {one.id for one in used}
+    is_known = isinstance(event, Clobber) and len(names) == 1 and names <= {*event.spent}
     if is_known and all(_is_value(file, one) for one in used) and may_step_later(scene, step, read):
         edits = [append(file, one, ".detach()") for one in used]
         yield from change(f"detach `{used[0].id}` for this loss", edits, 1, is_sound=True)

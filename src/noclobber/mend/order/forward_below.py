@@ -16,6 +16,7 @@ statements of one block, or of functions that are called there, and
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ from noclobber.syntax.names import (
     names_used,
     optimizer_of,
     owner,
+    parameters,
     targets,
     values,
 )
@@ -167,8 +169,15 @@ def _handed(step: Place, read: Place, one: ast.stmt, other: ast.stmt) -> tuple[s
 
     def given(number: int, name: str) -> str:
         call, function = handing[number], functions[number]
-        value = given_by(read.file, call.func, name, function) if call and isinstance(function, FUNCTION) else None
-        return dotted(value) if value is not None else "" if "." not in name else name
+        if call is None or not isinstance(function, FUNCTION) or not name:
+            return ""
+        expression = ast.parse(name, mode="eval")
+        for one in (each for each in walk(expression, ast.Name) if each.id in parameters(function)):
+            value = owner(call) if one.id == "self" else given_by(read.file, call.func, one.id, function)
+            if value is None:
+                return ""
+            name = re.sub(rf"\b{one.id}\b", ast.unparse(value).replace("\\", r"\\"), name)
+        return name
 
     loss = given(1, root.id) if isinstance(root, ast.Name) else ""
     return given(0, optimizer_of(step.row)), {loss} - {""}, {given(1, name) for name in after}

@@ -20,7 +20,7 @@ from noclobber.mend.holders.making import (
 )
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.operators import DRAWING
-from noclobber.syntax.names import called, calls, dotted, first_name, only_binding, owner, parameters
+from noclobber.syntax.names import called, calls, dotted, first_name, owner, parameters, uses, value_given
 from noclobber.syntax.tree import FUNCTION, File, functions, walk
 from noclobber.syntax.writes import NAMESPACES, is_of_loss
 
@@ -92,8 +92,8 @@ def keeps_state(scene: Scene) -> bool:
         around = [of for one in forwards if (of := file.class_of(one)) is not None]
         for method in (one for of in around for one in functions(of) if one.name != "__init__"):
             stored = (one for one in walk(method, ast.Attribute, ast.Subscript))
-            added = [only_binding(file, method, dotted(owner(one))) for one in calls(method, *_KEEPING)]
-            if not all(one is not None and isinstance(one.value, (ast.List, ast.Dict)) for one in added):
+            added = [uses(method, dotted(owner(one)), ast.Store) for one in calls(method, *_KEEPING)]
+            if not all(len(one) == 1 and isinstance(value_given(file, one[0]), (ast.List, ast.Dict)) for one in added):
                 return True
             if any(isinstance(getattr(one, "ctx", None), ast.Store) for one in stored):
                 return True

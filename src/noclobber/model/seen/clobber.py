@@ -35,8 +35,8 @@ class Clobber:
     constants: tuple[str, ...] = ()
     """The variables of functions that lead to the read, and attributes of `self`, that hold numbers or tensors which
     require no gradient, or rows of such, wherever these functions have that name. Known where `optimizers` are."""
-    leads_on: bool = True
-    """Whether the graph below the node that saved leads to leaves that no step has changed since."""
+    spent: tuple[str, ...] = ()
+    """The variables of these functions whose graph leads to nothing but leaves that a step has changed since."""
 
     @property
     def raised(self) -> bool:

@@ -22,7 +22,7 @@ from noclobber.observe.core.seen.sites import Place, identity, site_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import carried_states, torch_messages
 from noclobber.observe.describe.called import calls_to
-from noclobber.observe.describe.optimizers import optimizers
+from noclobber.observe.describe.optimizers import leading_only_to, optimizers
 from noclobber.observe.describe.reachable import constants
 from noclobber.observe.describe.tensor_names import name_of, user_frames
 from noclobber.observe.torch_api.autograd import graph
@@ -160,10 +160,10 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
             backward.constants = constants(user_frames(sys._getframe(1)))
         backward.calls = calls_to(backward.frame)
     stepped = {one.key for one in memory.recent if one.step and one.moment > handle.moment}
-    leaves = (getattr(one, "variable", None) for one in graph.walk([node] if node is not None else []))
-    on = node is None or any(leaf is not None and storages.storage_key(leaf) not in stepped for leaf in leaves)
+    with modes.plain():
+        spent = leading_only_to(stepped, user_frames(sys._getframe(1)))
     read = replace(read, calls=backward.calls)
-    found = replace(found, read=read, optimizers=backward.optimizers, constants=backward.constants, leads_on=on)
+    found = replace(found, read=read, optimizers=backward.optimizers, constants=backward.constants, spent=spent)
     return _with_carried(found, key, node, backward, memory)
 
 

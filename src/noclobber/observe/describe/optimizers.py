@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
+from collections.abc import Collection, Iterable
+from itertools import chain, islice
 from types import FrameType
 
 import torch
 
 from noclobber.model.seen.events import Optimizer
 from noclobber.observe.core.writes.optimizer_steps import is_of_torch
-from noclobber.observe.describe.reachable import reachable
+from noclobber.observe.describe.reachable import reachable, variables
 from noclobber.observe.describe.tensor_names import user_frames
+from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.tensors.storages import storage_key
+from noclobber.observe.torch_api.tensors.storages import PLAIN, storage_key
 
 _MOST = 64
 """Modules that are looked at."""
+_MOST_NODES = 5000
+"""Nodes of the graph of one variable that are looked at."""
 
 
 def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
@@ -64,3 +68,17 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
 
 def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def leading_only_to(keys: Collection[int | None], frames: Iterable[FrameType]) -> tuple[str, ...]:
+    """Return the variables of frames that hold a tensor whose graph leads to nothing but leaves on these storages."""
+    found = dict[str, bool]()
+    for frame in frames:
+        for name, value in variables(frame).items():
+            node = value.grad_fn if type(value) in PLAIN and value.requires_grad else None
+            if node is not None:
+                nodes = list(islice(graph.walk([node]), _MOST_NODES + 1))
+                leaves = [leaf for one in nodes if (leaf := getattr(one, "variable", None)) is not None]
+                is_spent = len(nodes) <= _MOST_NODES and all(storage_key(leaf) in keys for leaf in leaves)
+                found[name] = found.get(name, True) and is_spent
+    return tuple(name for name, is_spent in found.items() if is_spent)
