@@ -8349,3 +8349,52 @@ def run():
 """,
     _gated,
 )
+
+
+def _scaled(x, w):
+    base, x = w.detach().clone().requires_grad_(), x.detach()
+    opt = torch.optim.SGD([base], lr=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        (x @ base.sin()).square().sum().backward()
+        opt.step()
+    return [None, base.grad]
+
+
+REFUSED["what the last line of an __init__ computes of a parameter"] = (
+    """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Parameter(w.detach().clone())
+        self.scaled = self.base.sin()
+    def forward(self, rows):
+        return (rows @ self.scaled).square().sum()
+def run():
+    net = Net()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        net(x.detach()).backward()
+        opt.step()
+    x.grad, w.grad = None, net.base.grad
+""",
+    _scaled,
+)
+SOUND["a buffer that is filled in place, and is a parameter in another mode"] = """
+class Book(nn.Module):
+    def __init__(self, learnable=False):
+        super().__init__()
+        if learnable:
+            self.rows = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+        else:
+            self.register_buffer("rows", torch.ones(4, 4, dtype=torch.float64))
+    def forward(self, given):
+        scores = given @ self.rows
+        self.rows.copy_(0.9 * self.rows + 0.1 * given.detach().mean(0))
+        return scores
+def run():
+    book = Book()
+    sum(book(x @ w).logsumexp(-1).sum() for _ in range(2)).backward()
+    Book(learnable=True)
+"""

@@ -38,6 +38,7 @@ from noclobber.syntax.edits import after, cloned_before, remove, replace, rewrit
 from noclobber.syntax.names import (
     arguments,
     attributes,
+    attributes_set,
     binds,
     call_of,
     called,
@@ -183,7 +184,7 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
     file, statement, call, target = write.file, write.statement, write.call, write.target
     is_whole = isinstance(target, ast.Subscript) and file.source(target).endswith(("[:]", "[...]"))
     held = target.value if is_whole and isinstance(target, ast.Subscript) else target
-    if not dotted(held) or held is None or loses_write(write):
+    if not dotted(held) or held is None or loses_write(write) or _may_be_parameter(file, held):
         return
     name, texts = seen(file.source(held)), list[str]()
     if is_whole and isinstance(statement, ast.Assign):
@@ -198,6 +199,12 @@ def _refilled(write: WriteSyntax) -> Iterator[Change]:
         gone = remove(file, rows[rows.index(statement) - 1]) if is_cleared else None
         for edits in (*[(gone, edit)] * (gone is not None), (edit,)):
             yield from change(f"bind `{name}` to a new tensor instead of filling the old one", edits, 1)
+
+
+def _may_be_parameter(file: File, held: ast.expr) -> bool:
+    """Whether a file makes an attribute of this name a parameter, too: a module refuses another tensor there."""
+    stored = attributes_set(file, held.attr) if isinstance(held, ast.Attribute) else []
+    return any(called(value_given(file, one)) == "Parameter" for one in stored)
 
 
 def _new(write: WriteSyntax, call: ast.Call, target: str) -> list[str]:
@@ -396,6 +403,8 @@ def _put_anew(scene: Scene, file: File, write: ast.stmt, held: ast.expr) -> Chan
     """The same for an attribute or an item that was seen to hold the tensor, at each line that writes through it."""
     name, lines = file.source(held), scene.lines_written(file)
     rows = [one for one in simple_statements(file.tree) if one.lineno in lines]
+    if _may_be_parameter(file, held):
+        return None
     if write not in rows or lines != {one.lineno for one in rows}:
         return None
     for one in rows:

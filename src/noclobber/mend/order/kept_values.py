@@ -23,6 +23,7 @@ from noclobber.mend.scene import Scene
 from noclobber.model.reports.finding import Edit
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Refusal
+from noclobber.model.source import Span
 from noclobber.model.units import listed
 from noclobber.syntax.edits import insert, remove, replace, unwrapped, whole_lines
 from noclobber.syntax.names import (
@@ -125,9 +126,13 @@ def _filling(file: File, name: str) -> Iterator[Kept]:
 
 def _as_property(file: File, begin: Function, row: ast.Assign, name: str) -> tuple[Edit | None, ...]:
     blanks = file.indent(begin)
-    lines = ("", "", f"{blanks}@property", f"{blanks}def {name}(self):", f"{blanks}    return {file.source(row.value)}")
-    below = insert(file, *file.end_of_line(last_line(begin)), "\n".join(lines))
-    return remove(file, row), below if file.own_lines(row) is not None else None
+    lines = ("", f"{blanks}@property", f"{blanks}def {name}(self):", f"{blanks}    return {file.source(row.value)}")
+    end = file.end_of_line(last_line(begin))
+    if file.own_lines(row) is None or len(begin.body) < 2:
+        return (None,)
+    if row is begin.body[-1]:  # it stands where the property comes
+        return (Edit(Span(file.path, row.lineno, 1, *end), "\n".join(lines)),)
+    return remove(file, row), insert(file, *end, "\n".join(("", *lines)))
 
 
 def _fills(rows: list[ast.stmt], name: str) -> bool:
