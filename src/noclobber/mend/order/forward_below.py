@@ -44,6 +44,7 @@ from noclobber.syntax.names import (
     owner,
     parameters,
     targets,
+    uses_in,
     values,
 )
 from noclobber.syntax.tree import FUNCTION, File, Place, functions, simple_statements, starts, walk
@@ -163,12 +164,12 @@ def _handed(step: Place, read: Place, one: ast.stmt, other: ast.stmt) -> tuple[s
     """The optimizer that a call hands to the function that steps, and the loss and the optimizer that another call
     hands to the function that goes backward and steps, which may be the same."""
     back, handing = call_of(read.row), (call_of(one), call_of(other))
-    functions = [each.file.scope(each.row) for each in (step, read)]
-    after = {optimizer_of(each) for each in simple_statements(functions[1]) if starts(each) > starts(read.row)} - {""}
+    scopes = [each.file.scope(each.row) for each in (step, read)]
+    after = {optimizer_of(each) for each in simple_statements(scopes[1]) if starts(each) > starts(read.row)} - {""}
     root = owner(back)
 
     def given(number: int, name: str) -> str:
-        call, function = handing[number], functions[number]
+        call, function = handing[number], scopes[number]
         if call is None or not isinstance(function, FUNCTION) or not name:
             return ""
         expression = ast.parse(name, mode="eval")
@@ -225,13 +226,8 @@ def _runs(scene: Scene, row: ast.AST, modules: set[str]) -> bool:
 def _can_move(file: File, row: ast.stmt) -> bool:
     """Whether a statement binds plain names to what it computes where gradients are recorded."""
     names = [each for one in targets(row) for each in (one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one])]
-    if (
-        not isinstance(row, ast.Assign)
-        or file.own_lines(row) is None
-        or not all(isinstance(n, ast.Name) for n in names)
-    ):
-        return False
-    return not calls(row, "detach", "grad", "next")
+    is_plain = isinstance(row, ast.Assign) and all(isinstance(one, ast.Name) for one in names)
+    return is_plain and file.own_lines(row) is not None and not calls(row, "detach", "grad", "next")
 
 
 def _can_repeat(scene: Scene, file: File, forward: Sequence[ast.stmt], read: ast.stmt, found: _Found) -> bool:
@@ -240,12 +236,10 @@ def _can_repeat(scene: Scene, file: File, forward: Sequence[ast.stmt], read: ast
     whole = {name.lower() for each in scene.files for name in names_used(each.tree)}
     if any(one in name for name in whole for one in _NOISY) or not repeats(scene, file, forward, found.models):
         return False
-    again = [one for loop in file.loops(read) for one in walk(loop, ast.Name)] if file.loops(read) else []
     bound = changed_by(*forward)
-    early = (
-        one for one in again if one.id in bound and isinstance(one.ctx, ast.Load) and starts(one) < starts(forward[0])
-    )
-    return not any(is_read_below(file, name, read) for name in bound) and next(early, None) is None
+    again = [one for loop in file.loops(read) for name in bound for one in uses_in(loop, name, ast.Load)]
+    early = any(starts(one) < starts(forward[0]) for one in again)
+    return not early and not any(is_read_below(file, name, read) for name in bound)
 
 
 def _steps(row: ast.stmt) -> bool:
@@ -259,7 +253,8 @@ def _are_terms(scene: Scene, file: File, row: ast.stmt, names: Collection[str], 
     parts += [
         one for one in walk(row, ast.Call) if not is_method(one, of=METHODS) and _runs(scene, one.func, found.stepped)
     ]
-    return all(_is_term(scene, file, row, one, names) for one in parts)
+    is_sum = not isinstance(row, ast.AugAssign) or isinstance(row.op, (ast.Add, ast.Sub))
+    return not parts or (is_sum and all(_is_term(scene, file, row, one, names) for one in parts))
 
 
 def _is_term(scene: Scene, file: File, row: ast.stmt, node: ast.AST, names: Collection[str]) -> bool:
@@ -282,9 +277,7 @@ def _is_term(scene: Scene, file: File, row: ast.stmt, node: ast.AST, names: Coll
             others = [one for one in values(above) if not file.holds(one, node)]
             if any(_may_carry(scene, file, one, names) for one in others) or (is_sum and called(above) not in _LINEAR):
                 return False
-        elif isinstance(above, ast.Subscript):
-            is_sum |= False
-        elif not isinstance(above, (ast.UnaryOp, ast.Attribute, ast.keyword, ast.Starred, ast.Tuple)):
+        elif not isinstance(above, (ast.UnaryOp, ast.Attribute, ast.Subscript, ast.keyword, ast.Starred, ast.Tuple)):
             return False
         node = above
     return True

@@ -221,7 +221,7 @@ def _cures(event: Untracked) -> Sequence[Help]:
             ),
             "or, if no gradient should flow there, take the value with `.detach()`",
         )
-    name = event.tensor.name or "h"
+    name = event.tensor.name or _as_written(event) or "h"
     meant = f"or, if the gradient should pass unchanged, write `{name} = {name} + (new - {name}).detach()`"
     return (
         Suggestion("let autograd see it: compute the new value out of place", cure=Cure.OUT_OF_PLACE),
