@@ -8398,3 +8398,48 @@ def run():
     sum(book(x @ w).logsumexp(-1).sum() for _ in range(2)).backward()
     Book(learnable=True)
 """
+SOUND |= {
+    f"a result that is bound anew, where {why}": f"""
+def run():
+    total = 0
+    {head}
+        h = (row @ w).tanh()
+        last = h
+        h *= 0.5
+        {between}
+        h = torch.zeros_like(h)
+    {tail}
+    (total + last.square().sum()).backward()
+"""
+    for why, head, between, tail in [
+        (
+            "a loop may end before",
+            "for row in x:",
+            "if row is x[1]:\n            total = total + h.sum()\n            break",
+            "",
+        ),
+        (
+            "an error may come before",
+            "row = x[0]\n    try:",
+            "total = total + h.sum()\n        if total < 1e9:\n            raise ValueError",
+            "except ValueError:\n        total = total + h.square().sum()",
+        ),
+    ]
+}
+WORDS["what the last line of an __init__ computes of a parameter, and another one sets"] = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scaled = None
+        self.base = nn.Parameter(w.detach().clone())
+        self.scaled = self.base.sin()
+    def forward(self, rows):
+        return (rows @ self.scaled).square().sum()
+def run():
+    net = Net()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        opt.zero_grad()
+        net(x.detach()).backward()
+        opt.step()
+"""

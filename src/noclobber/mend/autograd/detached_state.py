@@ -83,11 +83,12 @@ def detached(scene: Scene) -> Iterator[Change]:
     summed = list(_summed_anew(scene)) if scene.is_freed else []
     if scene.is_freed or scene.reads_first():
         writes = scene.writes() if scene.is_freed and not summed else []
-        found = [*(summed or _carried(scene)), *(one for write in writes for one in _stored(scene, write))]
-        yield from sorted(found, key=lambda one: not one.is_sound)
+        stored = [one for write in writes for one in _stored(scene, write)]
+        yield from sorted([*(summed or _carried(scene)), *(one for one in stored if one.is_sound)], key=_is_tried)
         for write in writes:  # `self.centre`, which it writes in place
             edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
             yield from change(f"detach `{write.name}` before it is written again", [edit], 1)
+        yield from (one for one in stored if not one.is_sound)
     elif scene.steps():
         yield from islice(_handed_over(scene), MOST_DETACHED)
     turns = last_read(scene)[1]
@@ -95,6 +96,10 @@ def detached(scene: Scene) -> Iterator[Change]:
     once = scene.finding.cause is Cause.BUILT_ONCE and steps
     if scene.is_freed and not once and scene.finding.cause is not Cause.CARRIED:
         yield from _retained(scene)
+
+
+def _is_tried(one: Change) -> bool:
+    return not one.is_sound
 
 
 def _stored(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
@@ -392,9 +397,14 @@ def _constant(scene: Scene, step: Place, read: Place, taken: set[str]) -> Iterat
     what the loss would add to the gradients of that is thrown away: an advantage."""
     file, event = read.file, scene.finding.event
     rows, first, second = file.together(step.row, read.row)
-    used = [one for row in rows[first + 1 : second + 1] for one in walk(row, ast.Name) if one.id in taken]
+    below = rows[first + 1 : second + 1]
+    used = [one for row in below for one in walk(row, ast.Name) if one.id in taken]
     names = {one.id for one in used}
     is_known = isinstance(event, Clobber) and len(names) == 1 and names <= {*event.spent}
+    is_known &= not any(hasattr(row, "body") or next(walk(row, ast.IfExp, ast.BoolOp), None) for row in below)
+    # Else nothing would be left for the loss to lead to.
+    root = owner(next(iter(calls(read.row, "backward")), None))
+    is_known &= isinstance(root, ast.Name) and isinstance(event, Clobber) and root.id not in event.spent
     if is_known and all(_is_value(file, one) for one in used) and may_step_later(scene, step, read):
         edits = [append(file, one, ".detach()") for one in used]
         yield from change(f"detach `{used[0].id}` for this loss", edits, 1, is_sound=True)

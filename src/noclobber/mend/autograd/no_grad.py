@@ -175,7 +175,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
             and write_in(file, one).name == write.name
             and (isinstance(one, ast.AugAssign) or sets_item(one))
         ):
-            return True
+            return all(map(only_computes, walk(one.value, ast.Call)))
         if write.name and (sets(file, write.name, one) or (of_constants and is_like(file, write, one))):
             return True
         if follows_step and may_be_refused(file, write, one) and all(map(only_computes, walk(one, ast.Call))):

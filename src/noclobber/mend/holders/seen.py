@@ -14,7 +14,7 @@ from noclobber.model.seen.events import Holder, Refusal, Write, without_indexes
 from noclobber.model.source import Owner, owner_of
 from noclobber.syntax.assigning import begins_anew
 from noclobber.syntax.names import binds, called_by, is_own, is_stored, names_in, uses, uses_in
-from noclobber.syntax.tree import COMPREHENSION, FOR, File, Loop, ends, place_of, starts, walk
+from noclobber.syntax.tree import COMPREHENSION, FOR, WITH, File, Loop, ends, place_of, starts, walk
 
 Holders = Sequence[Holder]
 _LOOKING_AROUND = ("locals", "vars", "globals")
@@ -103,10 +103,7 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
     if binds(row, name):
         return True
     reads = [one for one in uses(scope, name) if not is_stored(file, one) and not _asks_for_shape(file, one)]
-    rows = file.block(row)
-    rebound = next(
-        (one for one in rows[rows.index(row) + 1 :] if isinstance(one, ast.Assign) and binds(one, name)), None
-    )
+    rebound = _bound_anew(file, name, row)
     if any(starts(one) >= ends(row) and (rebound is None or starts(one) < ends(rebound)) for one in reads):
         return False
     fresh: Loop | None = None
@@ -116,6 +113,21 @@ def is_over(file: File, name: str, row: ast.stmt, at: ast.AST | None = None) -> 
             return False
         fresh = loop if begins_anew(loop, name) else fresh
     return True
+
+
+def _bound_anew(file: File, name: str, row: ast.stmt) -> ast.stmt | None:
+    """The statement below another one in its block that binds a name anew, whatever happens in between."""
+    rows, scope = file.block(row), file.scope(row)
+    below = rows[rows.index(row) + 1 :]
+    at = next((n for n, one in enumerate(below) if isinstance(one, ast.Assign) and binds(one, name)), -1)
+    leaving = any(next(walk(one, *_LEAVING), None) for one in (row, *below[: at + 1]))
+    held = any(isinstance(one, (ast.Try, *WITH)) and file.scope(one) is scope for one in file.around(row))
+    return None if at < 0 or leaving or held else below[at]
+
+
+_LEAVING = (
+    ast.Assert, ast.Await, ast.Break, ast.Continue, ast.Raise, ast.Return, ast.Yield, ast.YieldFrom,
+)  # fmt: skip
 
 
 def _given_back(file: File, row: ast.stmt) -> Iterator[ast.Return]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from noclobber.mend.change import Change, change
@@ -27,6 +27,7 @@ from noclobber.model.source import Span
 from noclobber.model.units import listed
 from noclobber.syntax.edits import insert, remove, replace, unwrapped, whole_lines
 from noclobber.syntax.names import (
+    Name,
     attributes_set,
     called,
     is_declared,
@@ -80,7 +81,21 @@ def _kept(scene: Scene, state: str) -> Kept | None:
     (one,) = found
     used = [(each, use) for each in scene.files for use in mentions(each, name)]
     others = [each.nearest(use, ast.stmt) for each, use in used if _is_filled(each, use)]
+    if getattr(one.file.scope(one.rows[0]), "name", "") == "__init__" and not _is_a_value_alone(one, used):
+        return None
     return one if all(row in one.rows or _empties(row) for row in others) else None
+
+
+def _is_a_value_alone(kept: Kept, used: Sequence[tuple[File, Name]]) -> bool:
+    """Return True if an attribute may become a property: one statement sets it, whatever `__init__` is given, nothing
+    asks whether it is there, and nobody wants that tensor itself, for its `.grad` or a hook."""
+    begin = kept.file.scope(kept.rows[0])
+    above = [each.above[use] for each, use in used]
+    itself = [one for one in above if isinstance(one, ast.Attribute) and ("grad" in one.attr or "hook" in one.attr)]
+    asked = [one for each, _ in used for one in walk(each.tree, ast.Constant) if one.value == kept.name]
+    stored = [use for each, use in used if is_stored(each, use)]
+    given = [one for one in above if called(one) == "grad"]
+    return len(stored) == 1 and not itself and not asked and not given and not next(walk(begin, ast.Return), None)
 
 
 def _is_filled(file: File, use: ast.expr) -> bool:

@@ -100,9 +100,8 @@ def arm_detached(context: Context, way: Way) -> None:
     looked_at, modes_of_program = way.entry(partial(_is_about_to_detach, context)), modes.function_modes
 
     def detach(*args: Any, **kwargs: Any) -> torch.Tensor:
-        is_plain = args and type(args[0]) in storages.PLAIN and not _is_pack_of_checkpoint(frame_above(1).f_code)
         # A mode of the program would see the question whether a tensor requires a gradient.
-        if is_plain and (modes_of_program() or args[0].requires_grad):
+        if args and type(args[0]) in storages.PLAIN and (modes_of_program() or args[0].requires_grad):
             looked_at(args[0])
         return tensor_state.detach(*args, **kwargs)
 
@@ -146,6 +145,8 @@ def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:
 
 def _is_about_to_detach(context: Context, tensor: torch.Tensor) -> None:
     """Note a tensor in the graph of which an alias is made that no longer is: it shares the version counter."""
+    if _is_pack_of_checkpoint(frame_above(3).f_code):  # the caller of `detach`, which calls `Way.guarded`
+        return
     with modes.plain():
         if tensor.requires_grad and (key := storages.storage_key(tensor)) is not None:
             context.untracked.taken_out(tensor, key, "detached")
