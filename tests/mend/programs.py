@@ -8361,11 +8361,11 @@ def _scaled(x, w):
     return [None, base.grad]
 
 
-REFUSED["what the last line of an __init__ computes of a parameter"] = (
-    """
+KEPT_AT_THE_END = """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
+        {first}
         self.base = nn.Parameter(w.detach().clone())
         self.scaled = self.base.sin()
     def forward(self, rows):
@@ -8378,8 +8378,10 @@ def run():
         net(x.detach()).backward()
         opt.step()
     x.grad, w.grad = None, net.base.grad
-""",
-    _scaled,
+"""
+REFUSED["what the last line of an __init__ computes of a parameter"] = (KEPT_AT_THE_END.format(first=""), _scaled)
+WORDS["what the last line of an __init__ computes of a parameter, and another one sets"] = KEPT_AT_THE_END.format(
+    first="self.scaled = None"
 )
 SOUND["a buffer that is filled in place, and is a parameter in another mode"] = """
 class Book(nn.Module):
@@ -8426,20 +8428,3 @@ def run():
         ),
     ]
 }
-WORDS["what the last line of an __init__ computes of a parameter, and another one sets"] = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scaled = None
-        self.base = nn.Parameter(w.detach().clone())
-        self.scaled = self.base.sin()
-    def forward(self, rows):
-        return (rows @ self.scaled).square().sum()
-def run():
-    net = Net()
-    opt = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(3):
-        opt.zero_grad()
-        net(x.detach()).backward()
-        opt.step()
-"""

@@ -90,6 +90,13 @@ def unindexed(node: ast.expr) -> ast.expr:
     return node
 
 
+def indexed(file: File, node: ast.expr) -> ast.expr:
+    """The same upwards: `b[i][0]` for its `b`."""
+    while isinstance(above := file.above[node], ast.Subscript) and above.value is node:
+        node = above
+    return node
+
+
 def root_of(node: ast.expr | None) -> ast.expr | None:
     """`h` of `h[0].view(-1).add_(1)`."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):

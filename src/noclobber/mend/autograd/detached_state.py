@@ -40,6 +40,7 @@ from noclobber.syntax.names import (
     calls,
     dotted,
     first_name,
+    indexed,
     is_stored,
     keyword,
     last_name,
@@ -84,7 +85,8 @@ def detached(scene: Scene) -> Iterator[Change]:
     if scene.is_freed or scene.reads_first():
         writes = scene.writes() if scene.is_freed and not summed else []
         stored = [one for write in writes for one in _stored(scene, write)]
-        yield from sorted([*(summed or _carried(scene)), *(one for one in stored if one.is_sound)], key=_is_tried)
+        found = [*(summed or _carried(scene)), *(one for one in stored if one.is_sound)]
+        yield from sorted(found, key=lambda one: not one.is_sound)
         for write in writes:  # `self.centre`, which it writes in place
             edit = before(write.file, write.statement, f"{write.name} = {write.name}.detach()") if write.name else None
             yield from change(f"detach `{write.name}` before it is written again", [edit], 1)
@@ -96,10 +98,6 @@ def detached(scene: Scene) -> Iterator[Change]:
     once = scene.finding.cause is Cause.BUILT_ONCE and steps
     if scene.is_freed and not once and scene.finding.cause is not Cause.CARRIED:
         yield from _retained(scene)
-
-
-def _is_tried(one: Change) -> bool:
-    return not one.is_sound
 
 
 def _stored(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
@@ -126,12 +124,8 @@ def _stored(scene: Scene, write: WriteSyntax) -> Iterator[Change]:
 def _items(file: File, name: str) -> Iterator[ast.expr]:
     """Where a state is read, with its index: what is bound to a variable there may be written, too."""
     kind, state = (ast.Attribute if "." in name else ast.Name), name.rpartition(".")[2]
-    for one in (each for each in walk(file.tree, kind) if last_name(each) == state):
-        whole: ast.expr = one
-        while isinstance(above := file.above[whole], ast.Subscript) and above.value is whole:
-            whole = above
-        if not is_stored(file, whole):
-            yield whole
+    wholes = (indexed(file, one) for one in walk(file.tree, kind) if last_name(one) == state)
+    yield from (one for one in wholes if not is_stored(file, one))
 
 
 def _writes_to(file: File, row: ast.stmt, state: str) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
 
@@ -61,6 +61,7 @@ from noclobber.syntax.names import (
     dotted,
     has_torch,
     imported_from,
+    indexed,
     is_given,
     is_numeric,
     is_of_gradients,
@@ -152,7 +153,7 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
         return []  # a later turn writes what a backward may need
     if scene.places("read") or "ctx" in parameters(file.scope(found)) or comes_again(scene, event):
         return []  # where PyTorch refuses to read a view, the write went through
-    of_constants = event.carries_gradient is False and not _may_carry_later(scene, file, found, event.constants)
+    of_constants = event.carries_gradient is False and not _may_carry_later(scene, file, found)
     carries = event.carries_gradient is True
     if carries and (not event.of_itself or differentiates(file)):
         return []
@@ -195,10 +196,9 @@ def _sound_rows(scene: Scene, write: WriteSyntax) -> list[ast.stmt]:
     return rows if all(one.lineno == last_line(one) and file.own_lines(one) is not None for one in rows) else []
 
 
-def _may_carry_later(scene: Scene, file: File, write: ast.stmt, constants: Collection[str]) -> bool:
+def _may_carry_later(scene: Scene, file: File, write: ast.stmt) -> bool:
     """Return True if a value that carried no gradient when PyTorch refused its write may carry one in a later turn or
-    call: it is made of what a later statement of the loop, another method, or the next call sets. `constants` are the
-    names of containers none of whose items was seen to carry one."""
+    call: it is made of what a later statement of the loop, another method, or the next call sets."""
     scope, loops = file.scope(write), file.loops(write)
     call = call_of(write)
     made_of: list[ast.AST] = [*values(call)] if call is not None else [getattr(write, "value", write)]
@@ -207,8 +207,7 @@ def _may_carry_later(scene: Scene, file: File, write: ast.stmt, constants: Colle
     rows = list(walk(loops[-1], ast.stmt)) if loops else []
     turns = {name for loop in loops if isinstance(loop, FOR) for name in names_in(loop.target)}
     items = [one for each in made_of for one in walk(each, ast.Subscript) if turns & names_in(one.slice)]
-    those = [one for one in items if dotted(one.value) in constants and _is_of_constants(scene, one.value)]
-    known |= {name for one in those for name in names_in(one)}
+    known |= {name for one in items if _is_of_constants(scene, one.value) for name in names_in(one)}
     if any(isinstance(definition(file, one.value, write), (*CONTAINERS, ast.Tuple)) for one in items):
         return True  # each turn has another item
     while names - known:
@@ -249,45 +248,36 @@ def _only_begins(write: WriteSyntax) -> bool:
 
 def _is_written(file: File, use: ast.Name) -> bool:
     """`b` of `b[:, 4] += 1` and of `b[0] = 1`."""
-    whole: ast.expr = use
-    while isinstance(above := file.above[whole], ast.Subscript) and above.value is whole:
-        whole = above
+    whole = indexed(file, use)
     return isinstance(whole, ast.Subscript) and isinstance(whole.ctx, ast.Store)
 
 
 def _is_of_constants(scene: Scene, container: ast.expr) -> bool:
     """`self.masks`, which one `__init__` makes of new tensors, and whose items are only read, or set to comparisons."""
     name = container.attr if isinstance(container, ast.Attribute) and dotted(container.value) == "self" else ""
-    made = 0
-    for file in scene.files:
-        if not name or any(one.value == name for one in walk(file.tree, ast.Constant)):
-            return False
-        for one in attributes(file.tree, name):
-            if is_stored(file, one):
-                made += 1
-                value = value_given(file, one)
-                given = (
-                    value.value
-                    if isinstance(value, ast.DictComp)
-                    else value.elt
-                    if isinstance(value, ast.ListComp)
-                    else None
-                )
-                if getattr(file.scope(one), "name", "") != "__init__" or called(given).removesuffix("_like") not in (
-                    "ones",
-                    "zeros",
-                ):
-                    return False
-            elif not _is_read_or_compared(file, one):
-                return False
-    return made == 1
+    used = [(file, one) for file in scene.files for one in attributes(file.tree, name)] if name else []
+    told = (one for file in scene.files for one in walk(file.tree, ast.Constant))
+    stored = [(file, one) for file, one in used if is_stored(file, one)]
+    return (
+        len(stored) == 1
+        and all(_begins_constant(*one) for one in stored)
+        and all(one in stored or _is_read_or_compared(*one) for one in used)
+        and not any(one.value == name for one in told)
+    )
+
+
+def _begins_constant(file: File, container: ast.Attribute) -> bool:
+    """`self.masks = {name: torch.ones_like(one.weight) for ...}` in an `__init__`."""
+    value = value_given(file, container)
+    item = value.value if isinstance(value, ast.DictComp) else getattr(value, "elt", None)
+    is_new = called(item).removesuffix("_like") in ("ones", "zeros")
+    return is_new and getattr(file.scope(container), "name", "") == "__init__"
 
 
 def _is_read_or_compared(file: File, container: ast.Attribute) -> bool:
     """`masks[k]`, `masks[k][w < 0] = 0.0`, `masks[k] = (w > 0).float()`, `sum(m.sum() for m in masks.values())`."""
-    whole: ast.expr = container
-    while isinstance(above := file.above[whole], ast.Subscript) and above.value is whole:
-        whole = above
+    whole = indexed(file, container)
+    above = file.above[whole]
     if whole is container:
         call = called_by(file, above)
         around = file.above[call] if call is not None and called(call) in ("items", "keys", "values") else None

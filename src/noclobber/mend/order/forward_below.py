@@ -23,7 +23,7 @@ from typing import NamedTuple
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.giving import given_by
 from noclobber.mend.holders.making import METHODS, is_method
-from noclobber.mend.order.repeating import keeps_state, repeats
+from noclobber.mend.order.repeating import is_noisy, keeps_state, repeats
 from noclobber.mend.order.trained_models import chains
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.clobber import Clobber
@@ -55,12 +55,8 @@ _PASSED = frozenset(
 )
 """What may be called between the two places, beside what only computes."""
 _SAMPLING = (*DRAWING, "rsample", "sample", "normal_", "uniform_")
-_NOISY = ("dropout", "batchnorm", "batch_norm", "instancenorm", "spectral_norm", "spectralnorm", "rrelu", "gumbel")
-"""Parts of the names of modules that give something else each time, or keep something."""
 _LINEAR = frozenset("mean sum neg squeeze unsqueeze view reshape flatten float double".split())  # noqa: SIM905
 """Methods by which a sum stays one."""
-_MADE = frozenset("empty eye full ones tensor zeros arange linspace".split())  # noqa: SIM905
-"""Functions whose results no graph leads to; so are those of the same names with `_like`."""
 
 
 def below_step(scene: Scene) -> Iterator[Change]:
@@ -131,7 +127,7 @@ def _found(scene: Scene) -> _Found | None:
     """What the block has that leads to the step, and below it to the backward; None unless another optimizer steps
     what that backward belongs to."""
     event, places = scene.finding.event, scene.step_and_backward()
-    if not isinstance(event, Clobber) or places is None or scene.code != "NC103":
+    if not isinstance(event, Clobber) or places is None:
         return None
     step, read = places
     pairs = zip(scene.finding.writes[0].calls, event.read.calls, strict=False)
@@ -233,8 +229,7 @@ def _can_move(file: File, row: ast.stmt) -> bool:
 def _can_repeat(scene: Scene, file: File, forward: Sequence[ast.stmt], read: ast.stmt, found: _Found) -> bool:
     """Whether statements give the same each time, but for the weights, and nothing reads below the backward what they
     bind, also in the next turn of a loop."""
-    whole = {name.lower() for each in scene.files for name in names_used(each.tree)}
-    if any(one in name for name in whole for one in _NOISY) or not repeats(scene, file, forward, found.models):
+    if is_noisy(scene) or not repeats(scene, file, forward, found.models):
         return False
     bound = changed_by(*forward)
     again = [one for loop in file.loops(read) for name in bound for one in uses_in(loop, name, ast.Load)]
@@ -288,7 +283,7 @@ def _may_carry(scene: Scene, file: File, value: ast.AST, names: Collection[str])
     what makes such."""
     event = scene.finding.event
     constants = {*(event.constants if isinstance(event, Clobber) else ()), *NAMESPACES, *names}
-    ended = [one for one in walk(value, ast.Call) if is_untracked(one) or called(one).removesuffix("_like") in _MADE]
+    ended = [one for one in walk(value, ast.Call) if is_untracked(one)]
     inside = {each for one in ended for each in ast.walk(one)}
     left = [one for one in walk(value, ast.Name, ast.Attribute, ast.Call) if one not in inside]
     for one in left:

@@ -7,7 +7,7 @@ these lines alone: where the loop runs the same model, the value from before the
 Sound where nothing but the closure or the loop needs what the lines compute, which bind each name once; each turn of
 the loop calls `backward` on a loss of theirs, once, and steps. The lines are known to compute the same each time
 (repeating.py), no part of them is a constant, and no context that may keep casts or weights is around. A closure runs
-no dropout and no norm: what it gives has to be one function.
+no dropout and no norm over batches: what it gives has to be one function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.mend.change import Change, change
 from noclobber.mend.holders.making import function_called, module_called
-from noclobber.mend.order.repeating import keeps_state, repeats
+from noclobber.mend.order.repeating import is_noisy, keeps_state, repeats
 from noclobber.mend.order.trained_models import (
     OF_MODELS,
     OF_VALUES,
@@ -264,7 +264,7 @@ def _is_plain(scene: Scene, file: File, loop: Turns, rows: Sequence[ast.Assign])
         and not getattr(scope, "decorator_list", [])
         and whole.isdisjoint(_KEEPING)
         and calls(loop, "eval", "train") == []
-        and not (is_closure and any("drop" in one or "norm" in one for one in whole))
+        and not (is_closure and is_noisy(scene))
         and repeats(scene, file, rows, models_of(file, loop))
         and not keeps_state(scene)
     )

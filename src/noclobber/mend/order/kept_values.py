@@ -30,6 +30,7 @@ from noclobber.syntax.names import (
     Name,
     attributes_set,
     called,
+    indexed,
     is_declared,
     is_stored,
     last_name,
@@ -100,9 +101,8 @@ def _is_a_value_alone(kept: Kept, used: Sequence[tuple[File, Name]]) -> bool:
 
 def _is_filled(file: File, use: ast.expr) -> bool:
     """Whether `self.kept`, or an item of it, is bound there, or a method is called that may change what it has."""
+    use = indexed(file, use)
     above = file.above[use]
-    while isinstance(above, ast.Subscript) and use is above.value:
-        use, above = above, file.above[above]
     is_changed = isinstance(above, ast.Attribute) and above.attr in ("setdefault", "update", "pop", "clear")
     return is_stored(file, use) or is_changed
 

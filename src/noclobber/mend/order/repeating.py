@@ -20,7 +20,7 @@ from noclobber.mend.holders.making import (
 )
 from noclobber.mend.scene import Scene, run_by
 from noclobber.model.seen.operators import DRAWING
-from noclobber.syntax.names import called, calls, dotted, first_name, owner, parameters, uses, value_given
+from noclobber.syntax.names import called, calls, dotted, first_name, names_used, owner, parameters, uses, value_given
 from noclobber.syntax.tree import FUNCTION, File, functions, walk
 from noclobber.syntax.writes import NAMESPACES, is_of_loss
 
@@ -28,6 +28,8 @@ _NUMBERS = frozenset("abs dim float int isinstance len max min numel range size"
 _WHOLES = frozenset("buffers children items modules named_parameters parameters range values".split())  # noqa: SIM905
 """Functions of numbers, and what gives the same items each time that it is asked."""
 _NOISY = ("drop", "rrelu", "gumbel")
+_OF_BATCHES = ("batchnorm", "batch_norm", "instancenorm", "instance_norm", "spectral")
+"""Parts of the names of what keeps averages each time that it runs."""
 _KEEPING = frozenset("add append extend insert pop setattr setdefault update".split())  # noqa: SIM905
 _SETTING = (ast.AsyncFor, ast.Global, ast.Nonlocal, ast.Delete, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)
 
@@ -83,6 +85,12 @@ def _is_known(file: File, call: ast.Call, known: Collection[str]) -> bool:
     is_loss = is_of_loss(file, call) and first_name(owner(call)) not in NAMESPACES
     is_operator = is_function(call) or is_method(call, of=METHODS | HANDING_ON)
     return is_operator or is_loss or name in _NUMBERS | _WHOLES or name in known
+
+
+def is_noisy(scene: Scene) -> bool:
+    """Return True if a file names what draws numbers, or keeps averages, each time that it runs."""
+    whole = {name.lower() for each in scene.files for name in names_used(each.tree)}
+    return any(one in name for name in whole for one in (*_NOISY, *_OF_BATCHES))
 
 
 def keeps_state(scene: Scene) -> bool:

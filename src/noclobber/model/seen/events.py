@@ -251,8 +251,6 @@ class Refusal:
     """Whether what the operator was given, beside the tensor that it writes, is in a graph; None if not known."""
     of_itself: bool = False
     """Whether that graph leads to nothing but the leaf itself, as that of a decay of weights does."""
-    constants: tuple[str, ...] = ()
-    """The variables, and attributes of `self`, whose items are all tensors that require no gradient."""
     is_saved: bool = True
     """Whether a graph keeps the memory that was to be written, or that is not known."""
     keeps_others: bool = False

@@ -158,12 +158,12 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         backward.optimizers = optimizers(sys._getframe(1))
         with modes.plain():
             backward.constants = constants(user_frames(sys._getframe(1)))
+            stepped = {one.key for one in memory.recent if one.step and one.moment > handle.moment}
+            backward.spent = leading_only_to(stepped, user_frames(sys._getframe(1)))
         backward.calls = calls_to(backward.frame)
-    stepped = {one.key for one in memory.recent if one.step and one.moment > handle.moment}
-    with modes.plain():
-        spent = leading_only_to(stepped, user_frames(sys._getframe(1)))
     read = replace(read, calls=backward.calls)
-    found = replace(found, read=read, optimizers=backward.optimizers, constants=backward.constants, spent=spent)
+    found = replace(found, read=read, optimizers=backward.optimizers)
+    found = replace(found, constants=backward.constants, spent=backward.spent)
     return _with_carried(found, key, node, backward, memory)
 
 

@@ -17,6 +17,8 @@ from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors.storages import PLAIN, storage_key
 
+_MOST_FRAMES = 4
+"""Frames in which optimizers are looked for."""
 _MOST = 64
 """Modules that are looked at."""
 _MOST_NODES = 5000
@@ -28,7 +30,7 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
     for them, where they are PyTorch's own."""
     known, modules = dict[str, torch.optim.Optimizer](), dict[str, torch.nn.Module]()
     with modes.plain():
-        for each in user_frames(frame):
+        for each in islice(user_frames(frame), _MOST_FRAMES):
             known, modules = {}, {}
             for held in reachable([each]):
                 if isinstance(held.value, torch.optim.Optimizer):

@@ -70,7 +70,8 @@ def constants(frames: Iterable[FrameType]) -> tuple[str, ...]:
         itself = own.get("self")
         held = reads.of_module(itself, states=True) if isinstance(itself, torch.nn.Module) else reads.inside(itself)
         for name, value in [*own.items(), *((f"self.{name}", one) for name, one in held)]:
-            known[name] = known.get(name, True) and all(map(_is_constant, value if type(value) in _ROWS else [value]))
+            rows = value if type(value) in _ROWS and len(value) <= _MOST_ROWS else [value]
+            known[name] = known.get(name, True) and all(map(_is_constant, rows))
     return tuple(name for name, calm in known.items() if calm)
 
 
@@ -80,6 +81,7 @@ def _is_constant(value: object) -> bool:
 
 
 _ROWS = (list, tuple)
+_MOST_ROWS = 64
 
 
 _REFERENCES = 3

@@ -45,9 +45,10 @@ _ABOUT_WRITING = re.compile(
     re.IGNORECASE,
 )
 
+_HOLDING = (torch.nn.Module, list, tuple, dict)
+"""What holds the leaves that a loop writes one by one."""
 _MOST_NODES = 50
 """Of a larger graph it is not asked which leaves it leads to."""
-_ROWS = (dict, list, tuple)
 _OF_NODE = re.compile(r"Backwards?\d*$")
 _SLOPED = re.compile(r"In-place (leakyReLu|elu) backward calculation is triggered with a negative slope")
 _SLOPES = {"leakyReLu": ("leaky_relu", "rrelu", "rrelu_with_noise"), "elu": ("elu", "celu", "selu")}
@@ -103,7 +104,6 @@ def write_failed(
                 refusal,
                 carries_gradient=_carry_gradients(tensor, given),
                 of_itself=tensor is not None and _lead_to(tensor, given),
-                constants=_of_constants(frame),
                 unmapped=_maps(tensor, given),
             )
         remember(error, refusal)
@@ -125,20 +125,6 @@ def _lead_to(tensor: torch.Tensor, given: Sequence[object]) -> bool:
     if len(nodes) > _MOST_NODES or any(one.grad_fn is None for one in tracked):
         return False
     return bool(nodes) and all(getattr(one, "variable", None) is tensor for one in nodes if not one.next_functions)
-
-
-def _of_constants(frame: FrameType) -> tuple[str, ...]:
-    """Return the names of the program's variables, and attributes of `self`, that hold only such tensors."""
-    own = variables(next(user_frames(frame), frame))
-    held = {**own, **{f"self.{name}": one for name, one in getattr(own.get("self"), "__dict__", {}).items()}}
-    found = (
-        (name, list(one.values() if type(one) is dict else one)) for name, one in held.items() if type(one) in _ROWS
-    )
-    return tuple(
-        name
-        for name, items in found
-        if items and all(isinstance(one, torch.Tensor) and not one.requires_grad for one in items)
-    )
 
 
 def _maps(tensor: torch.Tensor | None, given: Sequence[object]) -> bool:
@@ -186,8 +172,8 @@ def _keeps_others(tensor: torch.Tensor, frame: FrameType, context: Context) -> b
     with modes.plain():
         if not tensor_state.is_leaf(tensor):
             return False
-        for held in variables(next(user_frames(frame), frame)).values():
-            those = [] if isinstance(held, torch.Tensor) else read_by(held).tensors
+        for name, held in variables(next(user_frames(frame), frame)).items():
+            those = read_by(held).tensors if name == "self" or isinstance(held, _HOLDING) else []
             if any(one is tensor for one in those):
                 keys = {storages.storage_key(one) for one in those if one is not tensor and one.requires_grad}
                 return any(context.live.at(key) for key in keys if key is not None)

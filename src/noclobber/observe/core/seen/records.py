@@ -151,9 +151,10 @@ class Backward:
     explained: list[Site | None] = field(default_factory=list)
     """The lines of the writes that were reported during the call."""
     optimizers: tuple[Optimizer, ...] | None = None
-    """The program's two optimizers, which the first report of a step looks for (describe/optimizers.py)."""
+    """The program's optimizers, which the first report of a step looks for (describe/optimizers.py)."""
     constants: tuple[str, ...] = ()
-    """What `reachable.constants` says then."""
+    spent: tuple[str, ...] = ()
+    """As of a `Clobber`, which that report looks for as well."""
     calls: tuple[Site, ...] = ()
     """The calls that lead to it, as of a `Write`, which that report looks for as well: the next ones may come when the
     frame is gone."""
