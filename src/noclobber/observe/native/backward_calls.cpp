@@ -185,7 +185,7 @@ PyObject *begin_backward(PyObject *, PyObject *const *arguments, Py_ssize_t coun
   auto taken = [&] {
     return count == 4 ? take(arguments[0], arguments[1], arguments[2], arguments[3]) : THPObjectPtr();
   };
-  return taken_or_by_python(taken, begins, arguments, count);
+  return taken_or(taken, [&] { return by_python(begins, arguments, count); });
 }
 
 PyObject *end_backward(PyObject *, PyObject *const *arguments, Py_ssize_t count) {

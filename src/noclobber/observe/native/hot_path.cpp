@@ -1,12 +1,13 @@
 // What Python sees of the native part, which takes the usual saves and writes next to libtorch and leaves all others to
 // Python. bridge.py is the only caller.
-#include <ATen/SequenceNumber.h>
 
 #include "backward_calls.h"
 #include "optimizer_steps.h"
 #include "reads.h"
+#include "regions.h"
 #include "save_hooks.h"
 #include "shown.h"
+#include "storage_ref.h"
 #include "write_kernels.h"
 
 namespace py = pybind11;
@@ -122,39 +123,14 @@ PyObject *show_fingerprint(PyObject *, PyObject *tensor) {
   END_HANDLE_TH_ERRORS
 }
 
-// Returns what is known of a tensor that is being saved under other hooks than noclobber's (`SaveElsewhere` of
-// core/seen/hot_path.py). None if it is for Python.
-PyObject *show_save(PyObject *, PyObject *const *arguments, Py_ssize_t) {
-  HANDLE_TH_ERRORS
-  const at::Tensor &tensor = THPVariable_Unpack(arguments[0]);
-  const bool contents = arguments[1] == Py_True;
-  auto digest = contents ? readable(tensor) : std::nullopt;
-  if (contents ? !digest : !is_usual(tensor.unsafeGetTensorImpl())) {
-    Py_RETURN_NONE;
-  }
-  const int64_t node = (int64_t)at::sequence_number::peek() - 1;
-  const Place *place = place_here();
-  thread().saves_at(node, place);
-  return Py_BuildValue("(IKLNN)", version_of(tensor.unsafeGetTensorImpl()), (unsigned long long)storage_key(tensor),
-                       (long long)node, shown_place(place).release(), shown(digest).release());
-  END_HANDLE_TH_ERRORS
-}
-
-// A reference to a storage that does not hold the memory, as PyTorch's StorageWeakRef is one.
-struct StorageRef {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  bool expired() const { return storage.expired(); }
-  uintptr_t cdata() const { return (uintptr_t)storage._unsafe_get_target(); }
-};
-
 // Returns what `storage_ref` of torch_api/tensors/storages.py returns; None if it is for Python.
-PyObject *show_storage_ref(PyObject *, PyObject *shown) {
+PyObject *show_storage_ref(PyObject *, PyObject *shown_tensor) {
   HANDLE_TH_ERRORS
-  auto *tensor = THPVariable_Unpack(shown).unsafeGetTensorImpl();
+  auto *tensor = THPVariable_Unpack(shown_tensor).unsafeGetTensorImpl();
   if (!is_usual(tensor)) {
     Py_RETURN_NONE;
   }
-  return py::cast(StorageRef{tensor->unsafe_storage().getWeakStorageImpl()}).release().ptr();
+  return shown(StorageRef(tensor)).release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -204,7 +180,8 @@ template <class Function> constexpr PyCFunction fast(Function function) { return
 PyMethodDef each_step[] = {
     {"saves_filed", hear_of<python_saves>, METH_O, nullptr},
     {"rereads_filed", hear_of<python_rereads>, METH_O, nullptr},
-    {"save", fast(show_save), METH_FASTCALL, nullptr},
+    {"outside", fast(show_outside), METH_FASTCALL, nullptr},
+    {"region_functions", fast(region_functions), METH_FASTCALL, nullptr},
     {"storage_ref", show_storage_ref, METH_O, nullptr},
     {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"given", show_given, METH_O, nullptr},

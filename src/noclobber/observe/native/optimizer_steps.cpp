@@ -143,7 +143,7 @@ PyObject *before_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) 
     const bool is_usual_call = count == 3 && PyTuple_Check(arguments[1]) && PyDict_Check(arguments[2]);
     return is_usual_call && take(arguments[0], arguments[1], arguments[2]) ? THPObjectPtr::none() : THPObjectPtr();
   };
-  return taken_or_by_python(taken, before, arguments, count);
+  return taken_or(taken, [&] { return by_python(before, arguments, count); });
 }
 
 PyObject *after_step(PyObject *, PyObject *const *arguments, Py_ssize_t count) {

@@ -90,12 +90,9 @@ private:
   PyObject *name;
 };
 
-// Calls a function that Python has connected.
-PyObject *by_python(const Name &function, PyObject *const *arguments, Py_ssize_t count);
-
-// Does so where a call is not taken here (null), or fails, but for an interrupt. No C++ exception may get into CPython.
-template <class Taken>
-PyObject *taken_or_by_python(Taken taken, const Name &function, PyObject *const *arguments, Py_ssize_t count) {
+// Returns what is taken here; what `otherwise` returns where it is not taken (null) or fails, but for an interrupt. No C++
+// exception may get into CPython.
+template <class Taken, class Otherwise> PyObject *taken_or(Taken taken, Otherwise otherwise) {
   try {
     if (THPObjectPtr result = unless_fails(taken, THPObjectPtr())) {
       return result.release();
@@ -105,7 +102,10 @@ PyObject *taken_or_by_python(Taken taken, const Name &function, PyObject *const 
     return nullptr;
   } catch (const std::exception &) { // no memory
   }
-  return by_python(function, arguments, count);
+  return otherwise();
 }
+
+// Calls a function that Python has connected.
+PyObject *by_python(const Name &function, PyObject *const *arguments, Py_ssize_t count);
 
 } // namespace noclobber

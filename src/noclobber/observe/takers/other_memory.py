@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import CodeType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from noclobber.observe.core.seen.sites import caller
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.dispatch import compile_guard, modes
-from noclobber.observe.torch_api.frames import frame_above, passed_over
+from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 from noclobber.observe.witness.layout import geometry
@@ -96,23 +96,24 @@ class _Detach:
 
 
 def arm_detached(context: Context, way: Way) -> None:
-    """Watch each `.detach()` of a plain tensor in the graph, until the recorder disarms."""
+    """Watch each `.detach()` of a plain tensor in the graph, until the recorder disarms.
+
+    Not by the hook with which the second run of a checkpointed region keeps what it saves: it writes to none (torch
+    2.13, torch/utils/checkpoint.py; lora-checkpoint in benchmarks/).
+    """
     looked_at, modes_of_program = way.entry(partial(_is_about_to_detach, context)), modes.function_modes
+    of_checkpoint = torch.utils.checkpoint.__file__
 
     def detach(*args: Any, **kwargs: Any) -> torch.Tensor:
         # A mode of the program would see the question whether a tensor requires a gradient.
         if args and type(args[0]) in storages.PLAIN and (modes_of_program() or args[0].requires_grad):
-            looked_at(args[0])
+            above = sys._getframe().f_back
+            if above is None or above.f_code.co_filename != of_checkpoint or above.f_code.co_name != "pack_hook":
+                looked_at(args[0])
         return tensor_state.detach(*args, **kwargs)
 
     compile_guard.never_compile(passed_over(detach), nor_its_calls=False)
     way.patches.put(torch.Tensor, "detach", _Detach(tensor_state.detach, detach))
-
-
-def _is_pack_of_checkpoint(code: CodeType) -> bool:
-    """Return True for the hook by which the second run of a checkpointed region keeps what it saves: it detaches each
-    save and writes to none (torch 2.13, torch/utils/checkpoint.py; lora-checkpoint in benchmarks/)."""
-    return code.co_name == "pack_hook" and code.co_filename == torch.utils.checkpoint.__file__
 
 
 def arm_swaps(context: Context, way: Way) -> None:
@@ -145,8 +146,6 @@ def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:
 
 def _is_about_to_detach(context: Context, tensor: torch.Tensor) -> None:
     """Note a tensor in the graph of which an alias is made that no longer is: it shares the version counter."""
-    if _is_pack_of_checkpoint(frame_above(3).f_code):  # the caller of `detach`, which calls `Way.guarded`
-        return
     with modes.plain():
         if tensor.requires_grad and (key := storages.storage_key(tensor)) is not None:
             context.untracked.taken_out(tensor, key, "detached")

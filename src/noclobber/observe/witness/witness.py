@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from operator import attrgetter
 
 import torch
 
@@ -41,6 +42,8 @@ class Witness:
     It has the `key` of the storage, which says nothing once the `storage` is gone, the version, and a weak reference
     to the tensor, which returns None once the program has dropped the tensor. `digest` is the fingerprint of its bytes,
     and `where` its geometry; None where they are not needed.
+
+    The native part makes one without `__init__` (native/regions.cpp).
     """
 
     __slots__ = ("__weakref__", "digest", "key", "storage", "tensor", "version", "where")
@@ -51,10 +54,8 @@ class Witness:
         self.key, self.tensor = key, tensor_state.Weak(tensor)
         self.digest, self.where = digest, where
 
-    @property
-    def alias(self) -> int:
-        """Return what a LiveSaves files it by."""
-        return self.key
+    alias = property(attrgetter("key"))
+    """What a LiveSaves files it by."""
 
     def is_below(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor lies on this memory now."""

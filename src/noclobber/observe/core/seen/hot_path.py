@@ -13,12 +13,10 @@ from noclobber.observe.core.seen.records import Backward, Record
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api.autograd.hook_stack import Pair
-from noclobber.observe.witness.digests import Digest
+from noclobber.observe.witness.witness import Witness
 
-SaveElsewhere = tuple[int, "int | None", int, "Place | None", Digest]
-"""What is known of a save under other hooks than noclobber's: its version, its storage, the number of its node, the
-place, and the fingerprint if bytes are compared."""
-
+OfRegion = Callable[[Any, torch.Tensor], Any]
+"""What is called with PyTorch's holder and a tensor."""
 
 Looks = tuple[Sized, Mapping[int, object]]
 """What is called before every write, and what before the writes to a storage, by its key (`Context.attend`)."""
@@ -43,9 +41,13 @@ class HotPath:
         """Return where a node last saved; None if that is not known."""
         self.place_here: Callable[[], Place | None] = native.place_here
         """Return the place of the program's line that runs, as `sites.place_of` does."""
-        self.save: Callable[[torch.Tensor, bool], SaveElsewhere | None] = native.save
-        """Return what is known of a tensor that is being saved, with its fingerprint if asked for; None if only Python
-        can tell."""
+        self.region_functions: Callable[..., tuple[OfRegion, OfRegion]] = native.region_functions
+        """Return what notes a save of a checkpointed region, and what says whether a recomputed tensor is as saved:
+        from the list of its saves, the class of these, whether they get fingerprints, and the same two in Python."""
+
+        self.outside: Callable[..., dict[int, Witness] | None] = native.outside
+        """Return a witness for the storage of each tensor in some lists, by its key; None if only Python can tell. The
+        class of the witnesses comes first, then that of their weak references."""
 
         self.given: Callable[[tuple[object, ...]], list[Any] | None] = native.given
         """Return what is known of the tensors in the graph among what a custom Function is given (`Input` in

@@ -115,7 +115,7 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
     """
     way, bus = region.way, region.context.bus
     pack, unpack = hooks.pack_hook, hooks.unpack_hook
-    noted = way.entry(region.save)
+    noted, is_as_saved = region.functions()
 
     @functools.wraps(pack)  # copies the attributes by which torch 2.15 tells its own hooks from the program's
     def pack_hook(tensor: torch.Tensor) -> object:
@@ -130,7 +130,7 @@ def _watch(region: CheckpointRegion, hooks: saved_tensors_hooks, frame: forward_
         except Exception as error:
             way.guarded(region.failed, error)
             raise
-        if bus.told == told and way.guarded(region.is_as_saved, holder, tensor):
+        if bus.told == told and is_as_saved(holder, tensor):
             return tensor
         read = way.guarded(_read, region, frame, holder, tensor, told)
         if read is None and region.past is not None and region.past.has_put_back:

@@ -25,7 +25,7 @@ from noclobber.observe.core.seen.records import moment
 from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.describe import clobbers
 from noclobber.observe.takers.checkpoint import forward_bytes, taint
-from noclobber.observe.takers.checkpoint.regions import CheckpointRegion, RegionSave, save_of
+from noclobber.observe.takers.checkpoint.regions import CheckpointRegion, RegionSave
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.frames import passed_over
 
@@ -219,7 +219,7 @@ def _compare_outputs(
         return
     if (first := derived.first_changed(outputs)) is not None:
         node, handle = first
-        was = RegionSave(save_of(handle.alias, handle.place, handle.digest))
+        was = RegionSave(handle.alias, handle.place, handle.digest)
         region.tell(node, clobbers.field_of(handle, node), was, handle.alias, reentrant=True)
     elif derived.wipes_out(outputs):
         for before, tensor in zip(packed, outputs, strict=False):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 from typing import Protocol
 from weakref import ref
 
@@ -24,7 +25,7 @@ from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import reads
-from noclobber.observe.core.seen.hot_path import SaveElsewhere
+from noclobber.observe.core.seen.hot_path import OfRegion
 from noclobber.observe.core.seen.records import Backward, moment, reading, second_runs
 from noclobber.observe.core.seen.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, refusals, write_history
@@ -51,23 +52,22 @@ def saved_under(holder: object) -> RegionSave | None:
 
 class RegionSave:
     """A record of one tensor in forward: a save of a region, or an output of a reentrant one. Holds no reference to the
-    tensor."""
+    tensor.
+
+    The native part makes one without `__init__` (native/regions.cpp), for the usual save of a region.
+    """
 
     is_copy = False
-    __slots__ = ("__weakref__", "digest", "filled_last", "key", "node", "order", "place", "rough", "version")
+    __slots__ = ("__weakref__", "digest", "filled_last", "key", "moment", "node", "order", "place", "rough", "version")
 
-    def __init__(self, known: SaveElsewhere, order: int = 0) -> None:
-        self.version, self.key, self.node, self.place, self.digest = known
-        self.order = order
+    def __init__(self, tensor: torch.Tensor, place: Place | None, digest: Digest, order: int = 0) -> None:
+        self.version, self.key = tensor_state.version_of(tensor) or 0, storages.storage_key(tensor)
+        self.node, self.moment = engine_state.next_node() - 1, moment()
+        self.place, self.digest, self.order = place, digest, order
         self.rough: torch.Tensor | None = None
         """A summary of the numbers, where the second run may round differently."""
         self.filled_last = False
         """True if the operator computes this save only after all is saved (kernel_functions.py)."""
-
-
-def save_of(tensor: torch.Tensor, place: Place | None, digest: Digest) -> SaveElsewhere:
-    version, node = tensor_state.version_of(tensor) or 0, engine_state.next_node() - 1
-    return version, storages.storage_key(tensor), node, place, digest
 
 
 _Causes = tuple[tuple[Write, ...], bool]
@@ -86,22 +86,12 @@ class CheckpointRegion:
         self.place = place
         self.begin = self.end = self.again = moment()
         """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
-        self.outside: dict[int, Witness] = {}
-        for tensor in (*read.tensors, *read.given):
-            key = storages.storage_key(tensor)
-            if key is not None and key not in self.outside:
-                self.outside[key] = reread = Witness(key, tensor)
-                self.memory.rereads.add(reread)
-        self.used: set[int] = set()
-        """The storages of `outside` that the region has saves on. The others may not matter."""
-        self.saved: dict[int | None, int] = {}
-        """The storages of all that forward saved, each with the moment of the first save."""
+        self.outside = outside(context, read)
+        self.memory.rereads.add_all(self.outside.values())
+        self.saves: list[RegionSave] = []
+        """What forward saved, in its order."""
         self.as_saved: set[int | None] = set()
-        """Those of these all of whose bytes were seen to be in the second run what they were in forward."""
-        self.count = 0
-        """How many tensors forward saved."""
-        self._of_last: list[RegionSave] = []
-        """The saves of the node that saved last."""
+        """The storages of `outside` all of whose bytes were seen to be in the second run what they were in forward."""
         self.told = False
         """True once this region is reported."""
         self.changed: list[clobbers.Later] = []
@@ -116,7 +106,7 @@ class CheckpointRegion:
 
     def output(self, tensor: torch.Tensor) -> RegionSave:
         """Return the record of a tensor that a reentrant region returns in forward."""
-        packed = RegionSave(save_of(tensor, self.place, self.digest(tensor)))
+        packed = RegionSave(tensor, self.place, self.digest(tensor))
         packed.rough = rough(tensor) if packed.digest is not None or self._stays(tensor) else None
         return packed
 
@@ -133,29 +123,24 @@ class CheckpointRegion:
     def _stays(self, tensor: torch.Tensor) -> bool:
         return self._digests and is_on_device(tensor)
 
+    def functions(self) -> tuple[OfRegion, OfRegion]:
+        """Return what PyTorch's hooks call: `save` and `is_as_saved`, or what the native part does in their place."""
+        both = self.way.entry(self.save), self.way.entry(self.is_as_saved)
+        native = None if self.context.keeping else self.context.native
+        return both if native is None else native.region_functions(self.saves, RegionSave, self._digests, *both)
+
     def save(self, holder: Holder, tensor: torch.Tensor) -> None:
         """Record a tensor that forward saves under PyTorch's holder. The pack hook that got it calls this."""
-        context = self.context
-        thread = context.thread
+        thread = self.context.thread
         if not thread.watched:
             return
-        known = context.native.save(tensor, self._digests) if context.native is not None else None
-        if known is None:
-            known = save_of(tensor, place_of(sys._getframe(2)), self.digest(tensor))
-            thread.saves.append((known[2], known[3]))
-        self.count += 1
-        holder.noclobber_save = packed = RegionSave(known, self.count)
+        packed = RegionSave(tensor, place_of(sys._getframe(2)), self.digest(tensor), len(self.saves) + 1)
         if packed.digest is None and self._stays(tensor):
             packed.rough = rough(tensor)
-        if self._of_last and self._of_last[-1].node != packed.node:
-            self._of_last = []
-        self._of_last.append(packed)
+        holder.noclobber_save = packed
+        self.saves.append(packed)
+        thread.saves.append((packed.node, packed.place))
         thread.packed.append(ref(packed))
-        key = packed.key
-        if key not in self.saved:
-            self.saved[key] = moment()
-        if key in self.outside and key not in self.used and self._outside_at(key) is not None:
-            self.used.add(key)
 
     def is_as_saved(self, holder: Holder, tensor: torch.Tensor) -> bool:
         """Return True if a recomputed tensor is known at once to be as in forward; most are."""
@@ -182,7 +167,8 @@ class CheckpointRegion:
     def unfilled(self) -> list[RegionSave]:
         """Return the saves without a value if the second run stops as soon as everything is saved: their operator
         computes them only after that (torch 2.13; tests/observe/core/test_filled.py)."""
-        return [save for save in self._of_last if save.filled_last]
+        of_last = takewhile(lambda save: save.node == self.saves[-1].node, reversed(self.saves))
+        return [save for save in of_last if save.filled_last]
 
     def differs(self, packed: RegionSave, tensor: torch.Tensor) -> bool:
         """Return True if a recomputed tensor differs from forward: by its bytes if there is a fingerprint, else by its
@@ -193,7 +179,7 @@ class CheckpointRegion:
         """
         if packed.digest is not None:
             is_other = change(packed.digest, self.digest(tensor), waits=True) is Change.BYTES
-            if packed.key in self.used and not is_other and _is_all(tensor):
+            if not is_other and self._outside_at(packed.key) is not None and _is_all(tensor):
                 self.as_saved.add(packed.key)
             return is_other
         current, key = tensor_state.version_of(tensor) or 0, storages.storage_key(tensor)
@@ -211,9 +197,9 @@ class CheckpointRegion:
         moved = (known for known in self.outside.values() if _is_now_at(known, key))
         return self._outside_at(key) or next(moved, None)
 
-    def _outside_at(self, key: int) -> Witness | None:
+    def _outside_at(self, key: int | None) -> Witness | None:
         """Return the outside memory that still has this key. Once it is gone, the region itself may get the address."""
-        known = self.outside.get(key)
+        known = None if key is None else self.outside.get(key)
         return None if known is None or known.storage.expired() else known
 
     def _writes_to(self, reread: Witness, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
@@ -279,7 +265,8 @@ class CheckpointRegion:
         The second value is True if no save of the region lies on what was written: it may not read it at all.
         """
         own = self.source(tensor) if tensor is not None else None
-        used = self.used | {reread.key for reread, _ in self._kept_again()}
+        used = {reread.key for reread, _ in self._kept_again()}
+        used |= {witness.key for save in self.saves if (witness := self._outside_at(save.key)) is not None}
         groups = [([own], False)] if own is not None else []
         for but in (self.as_saved, set[int | None]()):
             groups.append(([self.outside[key] for key in used - but], False))
@@ -303,7 +290,8 @@ class CheckpointRegion:
         moved = reads.moved(self.values, self.values_again)
         sources = _sources(self.place) if moved else ()
         written = write_history.since(self.memory, self.begin, self.again)
-        spoils = any(noted.key in self.saved and self.saved[noted.key] < noted.moment for noted in written)
+        first = {save.key: save.moment for save in reversed(self.saves)}
+        spoils = any(noted.key in first and first[noted.key] < noted.moment for noted in written)
         return Drift(
             site_of(self.place), save, writes, read, reentrant, False, repeated, moved, sources, "", spoils, is_guess
         )
@@ -396,6 +384,19 @@ class CheckpointRegion:
     def must_raise(self) -> bool:
         """Return True if an error must be raised for what was reported: bytes had to be preserved, and are lost."""
         return self.told and (self.context.keeping or self.past is not None)
+
+
+def outside(context: Context, read: reads.Reads) -> dict[int, Witness]:
+    """Return a witness for each storage that a region reads from outside, by its key."""
+    native = context.native
+    found = None if native is None else native.outside(Witness, tensor_state.Weak, read.tensors, read.given)
+    if found is None:
+        found = {}
+        for tensor in (*read.tensors, *read.given):
+            key = storages.storage_key(tensor)
+            if key is not None and key not in found:
+                found[key] = Witness(key, tensor)
+    return found
 
 
 def _is_all(tensor: torch.Tensor) -> bool:
