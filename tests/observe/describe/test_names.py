@@ -218,12 +218,12 @@ def test_writes_to_an_address_are_no_writes_to_the_memory_before():
     with noclobber.watch():
         tensor = torch.ones(5000)
         reread, begin = Witness(storages.storage_key(tensor), tensor), 0
-        CONTEXT.memory.rereads.add(reread)
+        CONTEXT.memory.read_again_by(reread, (reread.key,))
         known = clobbers.unnamed(tensor)
         del tensor
-        again = until_used_again(lambda: torch.ones(5000), storages.storage_key, reread.alias)
+        again = until_used_again(lambda: torch.ones(5000), storages.storage_key, reread.key)
         again.mul_(2)
-        assert any(record.key == reread.alias for record in CONTEXT.memory.recent)
+        assert any(record.key == reread.key for record in CONTEXT.memory.recent)
         assert write_history.writes_to(reread, write_history.since(CONTEXT.memory, begin), known, 1) == ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import call, itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -172,11 +172,7 @@ class LiveSaves(Generic[Handle]):
 
     def add(self, handle: Handle) -> None:
         """Take a handle up."""
-        self.add_all((handle,))
-
-    def add_all(self, handles: Iterable[Handle]) -> None:
-        """Take handles up, which somebody holds."""
-        self.unsorted.extend(map(ref, handles))
+        self.unsorted.append(ref(handle))
         if len(self.unsorted) > self.limit:
             self.sweep()
 

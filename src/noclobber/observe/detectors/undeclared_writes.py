@@ -139,7 +139,7 @@ class Writers:
         keys = [key for _, _, key, _, _ in everything if key is not None]
         looked = [key for _, _, key, _, digest in everything if key is not None and digest is None]
         forward = Forward(inputs, beside, keys, looked, latest[0])
-        context.memory.give(keys, 1)
+        context.memory.read_again(keys, 1)
         context.thread.given.append(forward)
         if looked:
             context.attend(self._looking, looked)
@@ -154,7 +154,7 @@ class Writers:
         finally:
             if forward is not None:
                 self._context.thread.given.remove(forward)
-                self._context.memory.give(forward.keys, -1)
+                self._context.memory.read_again(forward.keys, -1)
                 if forward.looked:
                     self._context.ignore(self._looking, forward.looked)
 

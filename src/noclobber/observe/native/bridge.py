@@ -51,7 +51,6 @@ class Bridge(HotPath):
             identity=sites.identity,
             make_handle=self._handle,
             has_saves=self._guarded(partial(_is_alive, context.live)),
-            has_rereads=self._guarded(partial(_is_alive, context.memory.rereads)),
             failed=self._guarded(partial(_failed, context)),
             make_call=partial(Backward, None, (), "backward", quiet=True),
             program_has_hooks=hook_stack.program_has_hooks,
@@ -99,11 +98,9 @@ class Bridge(HotPath):
     def begin(self, *, watching: bool, attentive: Looks) -> None:
         """Begin to take writes, and saves if `watching`. `attentive` says which writes Python wants to see."""
         native, live, memory = self._native, self._context.live, self._context.memory
-        live.tell, memory.rereads.tell = native.saves_filed, native.rereads_filed
+        live.tell = native.saves_filed
         native.saves_filed(live.by_storage)
-        native.rereads_filed(memory.rereads.by_storage)
-        unsorted = live.unsorted, memory.rereads.unsorted
-        native.begin(watching, digests.LARGE, *attentive, memory.followed, memory.given, *unsorted)
+        native.begin(watching, digests.LARGE, *attentive, memory.followed, memory.reread, live.unsorted)
 
     def test(self) -> None:
         """Raise AssertionError if the native part does not take a save, a read, a release or a write as it should."""

@@ -12,7 +12,7 @@ namespace noclobber {
 
 namespace py = pybind11;
 
-PythonTable python_saves("has_saves"), python_rereads("has_rereads");
+PythonTable python_saves;
 
 namespace {
 
@@ -37,7 +37,7 @@ struct ManyViews {
 };
 
 std::atomic<int64_t> *moments = nullptr;
-THPObjectPtr &given = *new THPObjectPtr;
+THPObjectPtr &reread = *new THPObjectPtr;
 
 // With the lock.
 std::vector<Record> records;
@@ -61,7 +61,7 @@ void prune() {
       if (is_new && !interrupted) {
         try {
           const uintptr_t key = old[i].key;
-          at->second = is_saved(key) || is_given(key) || python_saves.has(key) || python_rereads.has(key);
+          at->second = is_saved(key) || is_reread(key) || python_saves.has(key);
         } catch (const python_error &) {
           interrupted = std::current_exception();
         }
@@ -103,16 +103,16 @@ bool PythonTable::has(uintptr_t key) {
   }
   auto is_alive = [&] {
     if (has_alive == nullptr) {
-      has_alive = from_python(name);
+      has_alive = from_python("has_saves");
     }
     return holds(PyObject_IsTrue(owned(PyObject_CallOneArg(has_alive, number(key)))));
   };
   return unless_fails(is_alive, true);
 }
 
-void hear_of_given(PyObject *storages) { given = THPObjectPtr::dup(storages); }
+void hear_of_reread(PyObject *storages) { reread = THPObjectPtr::dup(storages); }
 
-bool is_given(uintptr_t key) { return is_in(given.get(), key); }
+bool is_reread(uintptr_t key) { return is_in(reread.get(), key); }
 
 void count_on(std::atomic<int64_t> *latest) { moments = latest; }
 

@@ -5,10 +5,9 @@
 
 namespace noclobber {
 
-// One of Python's tables by storage (`LiveSaves`).
+// Python's table of saves by storage (`LiveSaves`).
 class PythonTable {
 public:
-  explicit PythonTable(const char *name) : name(name) {}
   ~PythonTable() {
     unsorted.release();
     filed.release();
@@ -27,18 +26,15 @@ public:
   bool has(uintptr_t key);
 
 private:
-
-  const char *name; // of the function of Python's that says what is alive
   PyObject *has_alive = nullptr;
   THPObjectPtr unsorted, filed;
   std::atomic<bool> any_filed{false};
 };
-extern PythonTable python_saves;   // the live table
-extern PythonTable python_rereads; // memory that will be read again though no save lies on it
+extern PythonTable python_saves;
 
-// Hears of the dict of the storages that forwards under way are given (`Memory.given`). With the GIL.
-void hear_of_given(PyObject *storages);
-bool is_given(uintptr_t key);
+// Hears of the dict of the storages that will be read again though no save lies on them (`Memory.reread`). With the GIL.
+void hear_of_reread(PyObject *storages);
+bool is_reread(uintptr_t key);
 
 // What every event is numbered with, which Python counts on too.
 void count_on(std::atomic<int64_t> *latest);

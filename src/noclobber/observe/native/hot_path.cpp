@@ -22,12 +22,11 @@ void connect_all(const py::object &python, uintptr_t moments) {
 }
 
 void begin(bool watching, int64_t from, const py::dict &attentive, const py::dict &attended, const py::dict &followed,
-           const py::dict &given, const py::list &saves, const py::list &rereads) {
+           const py::dict &reread, const py::list &saves) {
   large = from;
   log_with(attentive.ptr(), attended.ptr(), followed.ptr());
-  hear_of_given(given.ptr());
+  hear_of_reread(reread.ptr());
   python_saves.hear_of_unsorted(saves.ptr());
-  python_rereads.hear_of_unsorted(rereads.ptr());
   flags.careful = flags.keeping = false;
   flags.watching = watching;
   flags.on = true;
@@ -105,8 +104,8 @@ PyObject *backward_begins(PyObject *, PyObject *) {
   return show_place_here(nullptr, nullptr);
 }
 
-template <PythonTable &table> PyObject *hear_of(PyObject *, PyObject *by_storage) {
-  table.hear_of_filed(by_storage);
+PyObject *saves_filed(PyObject *, PyObject *by_storage) {
+  python_saves.hear_of_filed(by_storage);
   Py_RETURN_NONE;
 }
 
@@ -130,7 +129,7 @@ PyObject *show_storage_ref(PyObject *, PyObject *shown_tensor) {
   if (!is_usual(tensor)) {
     Py_RETURN_NONE;
   }
-  return shown(StorageRef(tensor)).release();
+  return storage_ref(tensor).release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -178,8 +177,7 @@ PyObject *show_given(PyObject *, PyObject *arguments) {
 template <class Function> constexpr PyCFunction fast(Function function) { return (PyCFunction)(void (*)())function; }
 
 PyMethodDef each_step[] = {
-    {"saves_filed", hear_of<python_saves>, METH_O, nullptr},
-    {"rereads_filed", hear_of<python_rereads>, METH_O, nullptr},
+    {"saves_filed", saves_filed, METH_O, nullptr},
     {"outside", fast(show_outside), METH_FASTCALL, nullptr},
     {"region_functions", fast(region_functions), METH_FASTCALL, nullptr},
     {"storage_ref", show_storage_ref, METH_O, nullptr},
@@ -202,12 +200,6 @@ PyMethodDef each_step[] = {
 
 PYBIND11_MODULE(noclobber_hot_path, m) {
   using namespace noclobber;
-  py::class_<StorageRef>(m, "StorageRef")
-      .def("expired", &StorageRef::expired)
-      .def("__eq__", [](const StorageRef &one, const StorageRef &other) { return one.cdata() == other.cdata(); },
-           py::is_operator())
-      .def("__hash__", &StorageRef::cdata)
-      .def_property_readonly("cdata", &StorageRef::cdata);
   py::class_<Values>(m, "Values").def("__iter__", &Values::shown);
   auto define = [&m](const char *name, auto function) { m.def(name, torch::wrap_pybind_function(std::move(function))); };
   define("connect", &connect_all);

@@ -30,6 +30,15 @@ bool is_long(PyObject *value) {
          (PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) > kinds.longest);
 }
 
+bool is_passed_by(PyTypeObject *kind) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds.passed_by); i++) {
+    if (PyType_IsSubtype(kind, (PyTypeObject *)PyTuple_GET_ITEM(kinds.passed_by, i))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 THPObjectPtr name_of(PyTypeObject *kind) {
   static const Name name("__name__");
   return name.of((PyObject *)kind);
@@ -80,7 +89,7 @@ struct Walk {
       note_thing(path, key, value, owned(PyObject_Repr(value)));
     } else if (PyType_IsSubtype(kind, kinds.enumeration)) {
       note(path, key, value);
-    } else if (!holds(PyObject_IsSubclass((PyObject *)kind, kinds.passed_by))) {
+    } else if (!is_passed_by(kind)) {
       const bool is_sized = holds(PySet_Contains(kinds.sized, (PyObject *)kind));
       note_thing(path, key, value, name_of(kind), is_sized ? PyObject_Size(value) : -1);
       if (depth > 0 && seen.count(value) == 0) {
@@ -95,8 +104,8 @@ struct Walk {
     PyObject *key, *value;
     Py_ssize_t at = 0;
     while (table != nullptr && PyDict_Check(table) && PyDict_Next(table, &at, &key, &value)) {
-      auto held_key = THPObjectPtr::dup(key), held = THPObjectPtr::dup(value);
       if (!but(key)) {
+        auto held_key = THPObjectPtr::dup(key), held = THPObjectPtr::dup(value);
         take(key, value, path, depth);
       }
     }
@@ -114,13 +123,14 @@ struct Walk {
         expected = PyDict_Next(kinds.of_every_module, &at, &expected, nullptr) ? expected : nullptr;
         return true;
       }
-      return holds(PyDict_Contains(kinds.of_every_module, key));
+      return PyUnicode_CheckExact(key) && holds(PyDict_Contains(kinds.of_every_module, key));
     });
     if (states) {
       const bool counts = momentum.in(held) == Py_None;
       take_items(parameters.in(held), path, depth, none);
-      take_items(buffers.in(held), path, depth,
-                 [&](PyObject *key) { return !counts && holds(PyObject_RichCompareBool(key, count, Py_EQ)); });
+      take_items(buffers.in(held), path, depth, [&](PyObject *key) {
+        return !counts && PyUnicode_CheckExact(key) && PyUnicode_Compare(key, count) == 0;
+      });
       take_items(modules.in(held), path, depth, none);
     }
   }

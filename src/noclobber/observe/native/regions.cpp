@@ -138,7 +138,7 @@ bool add_witnesses(PyObject *witnesses, PyObject *tensors, const Witness &slots,
     }
     auto witness = owned(slots.kind->tp_alloc(slots.kind, 0));
     slots.key.fill(witness, key.dup());
-    slots.storage.fill(witness, shown(StorageRef(tensor)));
+    slots.storage.fill(witness, storage_ref(tensor));
     slots.version.fill(witness, number(version_of(tensor)));
     slots.tensor.fill(witness, owned(PyObject_CallOneArg(weak, shown_tensor)));
     slots.digest.fill(witness, THPObjectPtr::none());

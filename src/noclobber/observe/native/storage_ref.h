@@ -1,4 +1,4 @@
-// A reference to a storage that does not hold the memory, as PyTorch's StorageWeakRef is one.
+// A reference to a storage that does not hold the memory, with what PyTorch's StorageWeakRef tells.
 #pragma once
 
 #include "layout.h"
@@ -6,15 +6,8 @@
 
 namespace noclobber {
 
-struct StorageRef {
-  explicit StorageRef(at::TensorImpl *tensor) : storage(tensor->unsafe_storage().getWeakStorageImpl()) {}
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  bool expired() const { return storage.expired(); }
-  uintptr_t cdata() const { return (uintptr_t)storage._unsafe_get_target(); }
-};
-
-inline THPObjectPtr shown(StorageRef storage) {
-  return owned(pybind11::cast(std::move(storage)).release().ptr());
-}
+// Returns an object with `expired()`, `cdata`, and an identity. Several are made in each step of a program that
+// checkpoints: a class of pybind11 takes twice as long (lora-checkpoint in benchmarks/, 3 % of a step).
+THPObjectPtr storage_ref(at::TensorImpl *tensor);
 
 } // namespace noclobber

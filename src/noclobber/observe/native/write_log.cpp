@@ -86,12 +86,12 @@ Way way_of(const Operator &op, const at::Tensor &tensor) {
   if ((op.detaches && in_graph) || (op.resizes ? is_saved(key) : may_clobber(key, impl)) || python_saves.has(key)) {
     return Way::FOR_PYTHON;
   }
-  if (in_graph || (!op.uncounted && moves_a_save(impl)) || is_in(look.followed, key) || is_given(key)) {
+  if (in_graph || (!op.uncounted && moves_a_save(impl)) || is_in(look.followed, key) || is_reread(key)) {
     return Way::NOTED;
   }
   // Is no view of the memory there that PyTorch could refuse, or does no version move?
   const bool is_alone = off || is_only_holder(tensor.storage()) || inside_autograd();
-  return !is_alone ? Way::NOTED : python_rereads.has(key) ? Way::FOR_PYTHON : Way::IGNORED;
+  return is_alone ? Way::IGNORED : Way::NOTED;
 }
 
 } // namespace noclobber

@@ -216,7 +216,7 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
     kept.packed = [packed for part in tensors if (packed := _packed(context, kept, tensor, part)) is not None]
     kept.is_copy = bool(tensors) and all(storages.storage_key(part) != key for part in tensors)
     if not kept.is_copy:
-        context.memory.rereads.add(kept)
+        context.memory.read_again_by(kept, (key,))
         if context.contents is not None:
             kept.digest = fingerprint(tensor)
             context.contents.unread += kept.digest is None
@@ -234,7 +234,7 @@ def _packed(context: Context, kept: UserSave, tensor: torch.Tensor, part: torch.
         return None
     packed = _Packed(key, part, where=geometry(part))
     packed.original = None
-    context.memory.rereads.add(packed)
+    context.memory.read_again_by(packed, (key,))
     if context.contents is not None and part.device == tensor.device:
         packed.digest = fingerprint(part)
         if (part.shape, part.dtype) == (tensor.shape, tensor.dtype) and stored_like(part) == stored_like(tensor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from operator import attrgetter
 
 import torch
 
@@ -53,9 +52,6 @@ class Witness:
         self.version = tensor_state.version_of(tensor) or 0
         self.key, self.tensor = key, tensor_state.Weak(tensor)
         self.digest, self.where = digest, where
-
-    alias = property(attrgetter("key"))
-    """What a LiveSaves files it by."""
 
     def is_below(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor lies on this memory now."""

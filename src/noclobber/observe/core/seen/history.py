@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import attrgetter
 from typing import Protocol
+from weakref import ref
 
 import torch
 from torch.autograd.graph import Node
 
 from noclobber.model.forks import lock
 from noclobber.model.seen.events import Tensor, Write
-from noclobber.model.seen.live_saves import EVERYWHERE, LiveSaves
+from noclobber.model.seen.live_saves import LiveSaves
 from noclobber.observe.core.seen.collector import MANY, leave_out
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.hot_path import HotPath
@@ -22,7 +23,6 @@ from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.core.seen.thread_state import Thread
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import span_of
-from noclobber.observe.witness.witness import Witness
 
 RECENT = 8192
 """Writes that are kept, needed or not, before those that no finding can need are dropped."""
@@ -47,6 +47,13 @@ class ForeignWriters(Protocol):
         made the tensor, where it is known. `explained` says that torch saw a write."""
 
 
+class _Reader(ref[object]):
+    """What reads storages again, which nobody keeps alive here."""
+
+    __slots__ = ("keys",)
+    keys: tuple[int, ...]
+
+
 class Memory:
     """What is remembered in this process."""
 
@@ -64,15 +71,16 @@ class Memory:
         """The native part while it takes writes and saves; else None."""
         self.accumulated: deque[tuple[int, Place | None]] = deque(maxlen=RECENT)
         """The ends of `backward()` calls: the moment, and where the call was made."""
-        self.rereads: LiveSaves[Witness] = LiveSaves(int, lambda _: EVERYWHERE)
-        """Memory that will be read again although no handle keeps it. Writes to it are remembered too, as long as the
-        witness lives."""
         self.followed: dict[int, storages.StorageRef] = {}
         """The storages of views that custom Functions returned of tensors outside of the graph: all writes to these are
         remembered, with gradients off too. It is always the same object, so callers may keep it."""
-        self.given: dict[int, int] = {}
-        """The storages of what custom Functions are given whose forward is under way, and how many of these there are.
-        Writes to these are remembered as those to `rereads` are. It is always the same object."""
+        self.reread: dict[int, int] = {}
+        """The storages that will be read again although no handle keeps them, and by how many: what checkpointed
+        regions and hooks of the program read, and what custom Functions are given whose forward is under way. Writes
+        to these are remembered too. It is always the same object, so callers may keep it."""
+        self._readers = set[_Reader]()
+        self._counts: deque[tuple[Iterable[int], int]] = deque()
+        """What is still to be counted: storages, and by how many more they are read."""
         self.looks: dict[tuple[int, int], int] = {}
         """How often a line that writes to tensors in the graph is still asked whether it meets a live save, by the id
         of its code and the instruction. It is always the same object, so callers may keep it."""
@@ -82,7 +90,7 @@ class Memory:
         """The moment when seeing last began anew. What wrote to older saves may not have been seen. None until then."""
         self.thread = Thread()
         self._pruning = lock()
-        self._giving = lock()
+        self._counting = lock()
 
     @property
     def recent(self) -> list[Record]:
@@ -156,18 +164,33 @@ class Memory:
             if len(self.followed) < _MOST_VIEWS:
                 self.followed[key] = storages.storage_ref(tensor)
 
-    def give(self, keys: Iterable[int], more: int) -> None:
-        """Count one forward more (1) that is given these storages, or one less (-1)."""
-        with self._giving:
-            for key in keys:
-                self.given[key] = count = self.given.get(key, 0) + more
-                if count <= 0:
-                    del self.given[key]
+    def read_again(self, keys: Iterable[int], more: int) -> None:
+        """Count one reader more (1) of these storages, or one less (-1)."""
+        self._counts.append((keys, more))
+        if self._counting._is_owned():
+            return  # a garbage collection has led here from the loop below, which goes on
+        with self._counting:
+            while self._counts:
+                keys, more = self._counts.popleft()
+                for key in keys:
+                    self.reread[key] = count = self.reread.get(key, 0) + more
+                    if count <= 0:
+                        del self.reread[key]
+
+    def read_again_by(self, reader: object, keys: Iterable[int]) -> None:
+        """Remember the writes to these storages as long as `reader` lives."""
+        one = _Reader(reader, self._gone)
+        one.keys = tuple(keys)
+        self._readers.add(one)
+        self.read_again(one.keys, 1)
+
+    def _gone(self, reader: _Reader) -> None:
+        self._readers.discard(reader)
+        self.read_again(reader.keys, -1)
 
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
-        some = self.rereads.unsorted or self.rereads.by_storage
-        return key in self.given or bool(some and self.rereads.has(key))
+        return key in self.reread
 
     def begin(self) -> None:
         """Note that seeing begins, or goes on where nothing was missed."""
@@ -186,6 +209,8 @@ class Memory:
         self.several.clear()
         self.accumulated.clear()
         self.followed.clear()
-        self.given.clear()
+        self.reread.clear()
+        for reader in list(self._readers):
+            self.read_again(reader.keys, 1)
         self.looks.clear()
         looked_at.clear()

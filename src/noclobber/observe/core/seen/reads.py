@@ -254,23 +254,27 @@ _Held = dict[object, object] | list[tuple[object, object]]
 
 
 def _of_class(kind: type, held: _Held) -> list[tuple[object, object]]:
-    return [row for one in _users_of(kind) for row in _of_users_class(kind.__mro__[one], held)]
+    """Return what an object of a class reads from its user's classes: the plain values that are their attributes and
+    not `held` by the object; and the globals that their methods name."""
+    rows: list[tuple[object, object]] = []
+    for index, scopes in _users_of(kind):
+        attributes = vars(kind.__mro__[index])
+        own = [(name, one) for name, one in list(attributes.items()) if type(one) in _PLAIN and name[:2] != "__"]
+        if own:
+            taken = dict(held)
+            rows += [row for row in own if row[0] not in taken]
+        for method, variables in scopes:
+            function = attributes.get(method)
+            scope = function.__globals__ if type(function) is FunctionType else {}
+            for variable in variables:
+                value = scope.get(variable.name)
+                kind_of_value = type(value)
+                if (kind_of_value in _PLAIN and variable.name in scope) or issubclass(kind_of_value, _STATES):
+                    rows.append((variable, value))
+    return rows
 
 
-def _of_users_class(kind: type, held: _Held) -> Iterator[tuple[object, object]]:
-    """Yield the plain values that are attributes of a user's class and not `held` by an object; and the globals that
-    its methods name."""
-    own = [(name, value) for name, value in list(vars(kind).items()) if type(value) in _PLAIN and name[:2] != "__"]
-    if own:
-        taken = dict(held)
-        yield from [row for row in own if row[0] not in taken]
-    for method, names in _globals_of(kind).items():
-        function = vars(kind).get(method)
-        scope = function.__globals__ if type(function) is FunctionType else {}
-        for name in names:
-            value = scope.get(name)
-            if name in scope and (type(value) in _PLAIN or issubclass(type(value), (torch.Tensor, Enum))):
-                yield Variable(name), value
+_STATES = (torch.Tensor, Enum)
 
 
 class Variable(NamedTuple):
@@ -279,17 +283,19 @@ class Variable(NamedTuple):
     name: str
 
 
-_users: WeakKeyDictionary[type, tuple[int, ...]] = WeakKeyDictionary()
+_Scopes = tuple[tuple[str, tuple[Variable, ...]], ...]
+"""The globals that the methods of a class may look up, under the name of one method for each module."""
+_users: WeakKeyDictionary[type, tuple[tuple[int, _Scopes], ...]] = WeakKeyDictionary()
 _OF_NOBODY = set[type]()
 """Classes of torch without anything of the user's, which their modules hold for good."""
-_scopes: WeakKeyDictionary[type, dict[str, list[str]]] = WeakKeyDictionary()
 
 
-def _users_of(kind: type) -> tuple[int, ...]:
-    """Return which classes of a class's `__mro__` are defined in the user's code."""
+def _users_of(kind: type) -> tuple[tuple[int, _Scopes], ...]:
+    """Return which classes of a class's `__mro__` are defined in the user's code, each with its scopes."""
     known = _users.get(kind)
     if known is None:
-        _users[kind] = known = tuple(index for index, one in enumerate(kind.__mro__) if _is_users(one))
+        users = [(index, one) for index, one in enumerate(kind.__mro__) if _is_users(one)]
+        _users[kind] = known = tuple((index, _scopes_of(one)) for index, one in users)
         module = str(kind.__module__)
         is_held = module.startswith("torch.") and vars(sys.modules.get(module, torch)).get(kind.__name__) is kind
         if is_held and not known:
@@ -302,17 +308,13 @@ def _is_users(kind: type) -> bool:
     return any(owner_of(method.__code__.co_filename) is Owner.USER for method in methods)
 
 
-def _globals_of(kind: type) -> dict[str, list[str]]:
-    """Return the names that the methods of a class may look up among the globals, under one method for each module."""
-    known = _scopes.get(kind)
-    if known is None:
-        methods = {name: value for name, value in vars(kind).items() if type(value) is FunctionType}
-        first = {id(method.__globals__): name for name, method in reversed(methods.items())}
-        names = {name: set[str]() for name in first.values()}
-        for method in methods.values():
-            names[first[id(method.__globals__)]] |= _names(method.__code__) & method.__globals__.keys()
-        _scopes[kind] = known = {name: sorted(found) for name, found in names.items()}
-    return known
+def _scopes_of(kind: type) -> _Scopes:
+    methods = {name: value for name, value in vars(kind).items() if type(value) is FunctionType}
+    first = {id(method.__globals__): name for name, method in reversed(methods.items())}
+    names = {name: set[str]() for name in first.values()}
+    for method in methods.values():
+        names[first[id(method.__globals__)]] |= _names(method.__code__) & method.__globals__.keys()
+    return tuple((name, tuple(map(Variable, sorted(found)))) for name, found in names.items())
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[object, object]]:

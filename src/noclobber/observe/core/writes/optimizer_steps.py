@@ -69,7 +69,7 @@ def _before(
     if native is not None and thread.entered:
         native.set_step(None if rests else step, thread.stepped)
     if rests:
-        if context.watching and (live.any() or context.memory.rereads.any()):
+        if context.watching and (live.any() or context.memory.reread):
             _about_to_write(context, optimizer, parameters(optimizer), place, step)
         else:
             _remember(context, optimizer, place, step)

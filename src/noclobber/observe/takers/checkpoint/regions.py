@@ -87,7 +87,7 @@ class CheckpointRegion:
         self.begin = self.end = self.again = moment()
         """The moments when forward began, when that of a reentrant region ended, and when the second run began."""
         self.outside = outside(context, read)
-        self.memory.rereads.add_all(self.outside.values())
+        self.memory.read_again_by(self, self.outside)
         self.saves: list[RegionSave] = []
         """What forward saved, in its order."""
         self.as_saved: set[int | None] = set()
