@@ -1,6 +1,6 @@
 #include "reads.h"
 
-#include <unordered_set>
+#include <c10/util/flat_hash_map.h>
 
 #include "shown.h"
 
@@ -30,6 +30,12 @@ bool is_long(PyObject *value) {
          (PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) > kinds.longest);
 }
 
+// The commonest types need no look into the set.
+bool is_plain(PyObject *value) {
+  return PyLong_CheckExact(value) || PyBool_Check(value) || value == Py_None || PyFloat_CheckExact(value) ||
+         PyUnicode_CheckExact(value) || holds(PySet_Contains(kinds.plain, (PyObject *)Py_TYPE(value)));
+}
+
 bool is_passed_by(PyTypeObject *kind) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds.passed_by); i++) {
     if (PyType_IsSubtype(kind, (PyTypeObject *)PyTuple_GET_ITEM(kinds.passed_by, i))) {
@@ -54,7 +60,7 @@ struct Walk {
   PyObject *tensors; // a list
   bool states;
   std::vector<Waiting> waiting;
-  std::unordered_set<PyObject *> seen;
+  ska::flat_hash_set<PyObject *> seen;
   std::vector<THPObjectPtr> kept; // no other object gets the address of one that was seen
 
   bool is_new(PyObject *value) {
@@ -76,7 +82,7 @@ struct Walk {
   void take(PyObject *key, PyObject *value, size_t path, long depth) {
     static const Name tensor("tensor");
     PyTypeObject *kind = Py_TYPE(value);
-    if (holds(PySet_Contains(kinds.plain, (PyObject *)kind))) {
+    if (is_plain(value)) {
       if (!is_long(value)) {
         note(path, key, value);
       }
@@ -85,16 +91,24 @@ struct Walk {
       if (is_new(value)) {
         holds(PyList_Append(tensors, value));
       }
-    } else if (kind == kinds.counter) {
+    } else { // what is asked from here on may run code that drops them
+      take_other(THPObjectPtr::dup(key), THPObjectPtr::dup(value), path, depth);
+    }
+  }
+
+  void take_other(THPObjectPtr key, THPObjectPtr value, size_t path, long depth) {
+    PyTypeObject *kind = Py_TYPE(value.get());
+    const bool is_module = PyType_IsSubtype(kind, kinds.module);
+    if (kind == kinds.counter) {
       note_thing(path, key, value, owned(PyObject_Repr(value)));
-    } else if (PyType_IsSubtype(kind, kinds.enumeration)) {
+    } else if (!is_module && PyType_IsSubtype(kind, kinds.enumeration)) {
       note(path, key, value);
-    } else if (!is_passed_by(kind)) {
-      const bool is_sized = holds(PySet_Contains(kinds.sized, (PyObject *)kind));
+    } else if (is_module || !is_passed_by(kind)) {
+      const bool is_sized = !is_module && holds(PySet_Contains(kinds.sized, (PyObject *)kind));
       note_thing(path, key, value, name_of(kind), is_sized ? PyObject_Size(value) : -1);
       if (depth > 0 && seen.count(value) == 0) {
-        values.paths.emplace_back(path, THPObjectPtr::dup(key));
-        waiting.push_back({THPObjectPtr::dup(value), depth - 1, values.paths.size() - 1});
+        values.paths.emplace_back(path, std::move(key));
+        waiting.push_back({std::move(value), depth - 1, values.paths.size() - 1});
       }
     }
   }
@@ -105,7 +119,6 @@ struct Walk {
     Py_ssize_t at = 0;
     while (table != nullptr && PyDict_Check(table) && PyDict_Next(table, &at, &key, &value)) {
       if (!but(key)) {
-        auto held_key = THPObjectPtr::dup(key), held = THPObjectPtr::dup(value);
         take(key, value, path, depth);
       }
     }

@@ -28,6 +28,13 @@ private:
   Py_ssize_t offset;
 };
 
+// Makes an object of such a class, which is filled next with what leads nowhere: no garbage collection visits it.
+THPObjectPtr made(PyTypeObject *kind) {
+  auto object = owned(kind->tp_alloc(kind, 0));
+  PyObject_GC_UnTrack(object.get());
+  return object;
+}
+
 struct RegionSave {
   explicit RegionSave(PyObject *type)
       : kind((PyTypeObject *)Py_NewRef(type)), version(kind, "version"), key(kind, "key"), node(kind, "node"), moment(kind, "moment"),
@@ -66,7 +73,7 @@ THPObjectPtr note(const Asked &asked, PyObject *holder, const at::Tensor &tensor
   const RegionSave &slots = asked.slots();
   const int64_t node = (int64_t)at::sequence_number::peek() - 1; // of the node that is being made
   const Place *place = place_here();
-  auto save = owned(slots.kind->tp_alloc(slots.kind, 0));
+  auto save = made(slots.kind);
   slots.version.fill(save, number(version_of(tensor.unsafeGetTensorImpl())));
   slots.key.fill(save, number(storage_key(tensor)));
   slots.node.fill(save, owned(PyLong_FromLongLong(node)));
@@ -136,11 +143,13 @@ bool add_witnesses(PyObject *witnesses, PyObject *tensors, const Witness &slots,
     if (holds(PyDict_Contains(witnesses, key))) {
       continue;
     }
-    auto witness = owned(slots.kind->tp_alloc(slots.kind, 0));
+    auto witness = made(slots.kind);
     slots.key.fill(witness, key.dup());
     slots.storage.fill(witness, storage_ref(tensor));
     slots.version.fill(witness, number(version_of(tensor)));
-    slots.tensor.fill(witness, owned(PyObject_CallOneArg(weak, shown_tensor)));
+    auto reference = owned(PyObject_CallOneArg(weak, shown_tensor));
+    PyObject_GC_UnTrack(reference.get());
+    slots.tensor.fill(witness, std::move(reference));
     slots.digest.fill(witness, THPObjectPtr::none());
     slots.where.fill(witness, THPObjectPtr::none());
     holds(PyDict_SetItem(witnesses, key, witness));
