@@ -174,6 +174,22 @@ PyObject *show_given(PyObject *, PyObject *arguments) {
   END_HANDLE_TH_ERRORS
 }
 
+// What takes the place of torch.compile's `set_eval_frame`, as `around_regions` of torch_api/dispatch/compile_guard.py says.
+PyObject *set_eval_frame(PyObject *asked, PyObject *callback) {
+  PyObject *native = PyTuple_GET_ITEM(asked, 0), *begins = PyTuple_GET_ITEM(asked, 1), *ended = PyTuple_GET_ITEM(asked, 2);
+  if (callback != Py_None) {
+    return PyObject_CallOneArg(begins, callback);
+  }
+  THPObjectPtr before(PyObject_CallOneArg(native, callback));
+  return !before || before == Py_None ? before.release() : PyObject_CallOneArg(ended, before);
+}
+
+PyObject *eval_frame_function(PyObject *, PyObject *const *asked, Py_ssize_t) {
+  static PyMethodDef method = {"set_eval_frame", set_eval_frame, METH_O, nullptr};
+  THPObjectPtr kept(PyTuple_Pack(3, asked[0], asked[1], asked[2]));
+  return kept ? PyCFunction_New(&method, kept) : nullptr;
+}
+
 template <class Function> constexpr PyCFunction fast(Function function) { return (PyCFunction)(void (*)())function; }
 
 PyMethodDef each_step[] = {
@@ -183,6 +199,7 @@ PyMethodDef each_step[] = {
     {"storage_ref", show_storage_ref, METH_O, nullptr},
     {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"given", show_given, METH_O, nullptr},
+    {"eval_frame_function", fast(eval_frame_function), METH_FASTCALL, nullptr},
     {"before_step", fast(before_step), METH_FASTCALL, nullptr},
     {"after_step", fast(after_step), METH_FASTCALL, nullptr},
     {"begin_backward", fast(begin_backward), METH_FASTCALL, nullptr},

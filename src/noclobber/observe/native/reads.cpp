@@ -14,15 +14,15 @@ namespace {
 struct Kinds {
   PyObject *plain, *passed_by, *sized, *of_every_module, *of_nobody;
   PyTypeObject *tensor, *module, *enumeration, *counter;
-  PyObject *inside, *of_class, *index; // Python's functions
+  PyObject *inside, *users_of, *users, *index; // Python's functions; `users` is what the second knows, by the class
   Py_ssize_t most_items, longest;
 };
 Kinds kinds{};
 
 void learn(PyObject *named) {
-  parse(named, "OOOOOOOOOOOOnn", &kinds.plain, &kinds.passed_by, &kinds.sized, &kinds.of_every_module,
+  parse(named, "OOOOOOOOOOOOOnn", &kinds.plain, &kinds.passed_by, &kinds.sized, &kinds.of_every_module,
         &kinds.of_nobody, &kinds.tensor, &kinds.module, &kinds.enumeration, &kinds.counter, &kinds.inside,
-        &kinds.of_class, &kinds.index, &kinds.most_items, &kinds.longest);
+        &kinds.users_of, &kinds.users, &kinds.index, &kinds.most_items, &kinds.longest);
 }
 
 bool is_long(PyObject *value) {
@@ -174,7 +174,64 @@ struct Walk {
       take_all(held, path, depth);
     }
     if (is_new(kind) && !holds(PySet_Contains(kinds.of_nobody, kind))) {
-      take_all(owned(PyObject_CallFunctionObjArgs(kinds.of_class, kind, held.get(), nullptr)), path, depth);
+      take_class((PyTypeObject *)kind, held, path, depth);
+    }
+  }
+
+  // Takes what Python's `_of_class` returns of a class and what an object of it holds.
+  void take_class(PyTypeObject *kind, PyObject *held, size_t path, long depth) {
+    auto reference = owned(PyWeakref_NewRef((PyObject *)kind, nullptr));
+    auto users = THPObjectPtr::dup(PyDict_GetItemWithError(kinds.users, reference));
+    if (!users) {
+      users = owned(PyObject_CallOneArg(kinds.users_of, (PyObject *)kind));
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(users.get()); i++) {
+      PyObject *user = PyTuple_GET_ITEM(users.get(), i), *scopes = PyTuple_GET_ITEM(user, 1);
+      PyObject *one = PyTuple_GET_ITEM(kind->tp_mro, PyLong_AsSsize_t(PyTuple_GET_ITEM(user, 0)));
+      PyObject *attributes = ((PyTypeObject *)one)->tp_dict;
+      take_attributes(attributes, held, path, depth);
+      for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(scopes); j++) {
+        take_globals(attributes, PyTuple_GET_ITEM(scopes, j), path, depth);
+      }
+    }
+  }
+
+  // Takes the plain attributes of a class that an object does not hold itself.
+  void take_attributes(PyObject *attributes, PyObject *held, size_t path, long depth) {
+    PyObject *name, *value;
+    THPObjectPtr taken;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(attributes, &at, &name, &value)) {
+      const bool is_pythons = !PyUnicode_Check(name) || (PyUnicode_GET_LENGTH(name) > 1 &&
+                                                         PyUnicode_READ_CHAR(name, 0) == '_' &&
+                                                         PyUnicode_READ_CHAR(name, 1) == '_');
+      if (is_pythons || !is_plain(value)) {
+        continue;
+      }
+      if (!taken) {
+        taken = PyDict_Check(held) ? THPObjectPtr::dup(held) : owned(PyDict_New());
+        holds(taken == held ? 0 : PyDict_MergeFromSeq2(taken, held, 1));
+      }
+      if (!holds(PyDict_Contains(taken, name))) {
+        take(name, value, path, depth);
+      }
+    }
+  }
+
+  // Takes the globals that the methods of a class name: those of the module of one method.
+  void take_globals(PyObject *attributes, PyObject *scope, size_t path, long depth) {
+    PyObject *method = PyDict_GetItemWithError(attributes, PyTuple_GET_ITEM(scope, 0));
+    PyObject *variables = PyTuple_GET_ITEM(scope, 1);
+    if (method == nullptr || !PyFunction_Check(method)) {
+      return;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(variables); i++) {
+      PyObject *variable = PyTuple_GET_ITEM(variables, i);
+      PyObject *value = PyDict_GetItemWithError(PyFunction_GET_GLOBALS(method), PyTuple_GET_ITEM(variable, 0));
+      if (value != nullptr && (is_plain(value) || PyType_IsSubtype(Py_TYPE(value), kinds.tensor) ||
+                               PyType_IsSubtype(Py_TYPE(value), kinds.enumeration))) {
+        take(variable, value, path, depth);
+      }
     }
   }
 };

@@ -28,11 +28,10 @@ private:
   Py_ssize_t offset;
 };
 
-// Makes an object of such a class, which is filled next with what leads nowhere: no garbage collection visits it.
-THPObjectPtr made(PyTypeObject *kind) {
-  auto object = owned(kind->tp_alloc(kind, 0));
-  PyObject_GC_UnTrack(object.get());
-  return object;
+// Takes an object that is filled with what leads nowhere out of the sight of the garbage collector.
+THPObjectPtr unseen(THPObjectPtr made) {
+  PyObject_GC_UnTrack(made.get());
+  return made;
 }
 
 struct RegionSave {
@@ -73,7 +72,7 @@ THPObjectPtr note(const Asked &asked, PyObject *holder, const at::Tensor &tensor
   const RegionSave &slots = asked.slots();
   const int64_t node = (int64_t)at::sequence_number::peek() - 1; // of the node that is being made
   const Place *place = place_here();
-  auto save = made(slots.kind);
+  auto save = unseen(owned(slots.kind->tp_alloc(slots.kind, 0)));
   slots.version.fill(save, number(version_of(tensor.unsafeGetTensorImpl())));
   slots.key.fill(save, number(storage_key(tensor)));
   slots.node.fill(save, owned(PyLong_FromLongLong(node)));
@@ -126,13 +125,13 @@ PyMethodDef is_as_saved_method = method<is_as_saved, &Asked::is_as_saved>("is_as
 struct Witness {
   explicit Witness(PyObject *type)
       : kind((PyTypeObject *)Py_NewRef(type)), key(kind, "key"), storage(kind, "storage"), version(kind, "version"),
-        tensor(kind, "tensor"), digest(kind, "digest"), where(kind, "where") {}
+        digest(kind, "digest"), where(kind, "where") {}
   PyTypeObject *kind;
-  Slot key, storage, version, tensor, digest, where;
+  Slot key, storage, version, digest, where;
 };
 
 // Adds a witness of each tensor in a list whose storage has none yet. Returns false if a tensor is for Python.
-bool add_witnesses(PyObject *witnesses, PyObject *tensors, const Witness &slots, PyObject *weak) {
+bool add_witnesses(PyObject *witnesses, PyObject *tensors, const Witness &slots) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
     auto shown_tensor = THPObjectPtr::dup(PyList_GET_ITEM(tensors, i));
     auto *tensor = THPVariable_Unpack(shown_tensor).unsafeGetTensorImpl();
@@ -143,13 +142,11 @@ bool add_witnesses(PyObject *witnesses, PyObject *tensors, const Witness &slots,
     if (holds(PyDict_Contains(witnesses, key))) {
       continue;
     }
-    auto witness = made(slots.kind);
+    auto referred = owned(PyTuple_Pack(1, shown_tensor.get()));
+    auto witness = unseen(owned(_PyWeakref_RefType.tp_new(slots.kind, referred, nullptr)));
     slots.key.fill(witness, key.dup());
     slots.storage.fill(witness, storage_ref(tensor));
     slots.version.fill(witness, number(version_of(tensor)));
-    auto reference = owned(PyObject_CallOneArg(weak, shown_tensor));
-    PyObject_GC_UnTrack(reference.get());
-    slots.tensor.fill(witness, std::move(reference));
     slots.digest.fill(witness, THPObjectPtr::none());
     slots.where.fill(witness, THPObjectPtr::none());
     holds(PyDict_SetItem(witnesses, key, witness));
@@ -163,8 +160,8 @@ PyObject *show_outside(PyObject *, PyObject *const *asked, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   static const Witness slots(asked[0]);
   auto witnesses = owned(PyDict_New());
-  for (Py_ssize_t i = 2; i < count; i++) {
-    if (!add_witnesses(witnesses, asked[i], slots, asked[1])) {
+  for (Py_ssize_t i = 1; i < count; i++) {
+    if (!add_witnesses(witnesses, asked[i], slots)) {
       Py_RETURN_NONE;
     }
   }

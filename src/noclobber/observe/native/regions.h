@@ -15,7 +15,7 @@ PyObject *region_functions(PyObject *, PyObject *const *asked, Py_ssize_t count)
 // Returns a witness for the storage of each tensor in some lists, as `outside` of takers/checkpoint/regions.py. None if a
 // tensor is for Python.
 //
-// What is asked: the class of the witnesses, that of their weak references, and the lists.
+// What is asked: the class of the witnesses, and the lists.
 PyObject *show_outside(PyObject *, PyObject *const *asked, Py_ssize_t count);
 
 } // namespace noclobber

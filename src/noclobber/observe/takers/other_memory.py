@@ -105,11 +105,12 @@ def arm_detached(context: Context, way: Way) -> None:
     of_checkpoint = torch.utils.checkpoint.__file__
 
     def detach(*args: Any, **kwargs: Any) -> torch.Tensor:
+        above = sys._getframe().f_back
+        if above is not None and above.f_code.co_name == "pack_hook" and above.f_code.co_filename == of_checkpoint:
+            return tensor_state.detach(*args, **kwargs)
         # A mode of the program would see the question whether a tensor requires a gradient.
         if args and type(args[0]) in storages.PLAIN and (modes_of_program() or args[0].requires_grad):
-            above = sys._getframe().f_back
-            if above is None or above.f_code.co_filename != of_checkpoint or above.f_code.co_name != "pack_hook":
-                looked_at(args[0])
+            looked_at(args[0])
         return tensor_state.detach(*args, **kwargs)
 
     compile_guard.never_compile(passed_over(detach), nor_its_calls=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Self
 
 import torch
 
@@ -35,23 +36,31 @@ def change(before: Digest, now: Digest, *, moved: bool = False, waits: bool = Fa
     return Change.NO if same(now, before) else Change.BYTES
 
 
-class Witness:
+class Witness(tensor_state.Weak[torch.Tensor]):
     """The memory of a tensor at one moment, to look at it again. It keeps no memory alive.
 
-    It has the `key` of the storage, which says nothing once the `storage` is gone, the version, and a weak reference
-    to the tensor, which returns None once the program has dropped the tensor. `digest` is the fingerprint of its bytes,
+    It is a weak reference to the tensor itself, as a Handle is: one object less for each. It has the `key` of the
+    storage, which says nothing once the `storage` is gone, and the version. `digest` is the fingerprint of its bytes,
     and `where` its geometry; None where they are not needed.
 
     The native part makes one without `__init__` (native/regions.cpp).
     """
 
-    __slots__ = ("__weakref__", "digest", "key", "storage", "tensor", "version", "where")
+    __slots__ = ("__weakref__", "digest", "key", "storage", "version", "where")
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __new__(cls, key: int, tensor: torch.Tensor, digest: Digest = None, where: Geometry | None = None) -> Self:
+        return super().__new__(cls, tensor)
 
     def __init__(self, key: int, tensor: torch.Tensor, digest: Digest = None, where: Geometry | None = None) -> None:
         self.storage: storages.StorageRef = storages.storage_ref(tensor)
         self.version = tensor_state.version_of(tensor) or 0
-        self.key, self.tensor = key, tensor_state.Weak(tensor)
-        self.digest, self.where = digest, where
+        self.key, self.digest, self.where = key, digest, where
+
+    def tensor(self) -> torch.Tensor | None:
+        """Return the tensor; None once the program has dropped it."""
+        return self()
 
     def is_below(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor lies on this memory now."""

@@ -13,6 +13,7 @@ from noclobber.observe.core.seen.records import Backward, Record
 from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.torch_api.autograd.hook_stack import Pair
+from noclobber.observe.torch_api.dispatch import compile_guard
 from noclobber.observe.witness.witness import Witness
 
 OfRegion = Callable[[Any, torch.Tensor], Any]
@@ -47,7 +48,7 @@ class HotPath:
 
         self.outside: Callable[..., dict[int, Witness] | None] = native.outside
         """Return a witness for the storage of each tensor in some lists, by its key; None if only Python can tell. The
-        class of the witnesses comes first, then that of their weak references."""
+        class of the witnesses comes first."""
 
         self.given: Callable[[tuple[object, ...]], list[Any] | None] = native.given
         """Return what is known of the tensors in the graph among what a custom Function is given (`Input` in
@@ -61,6 +62,8 @@ class HotPath:
         """Hear that this thread is about to call the engine: a step that raised is over. Return the place."""
         self.gradients_behind: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = native.gradients_behind
         """Return the gradients that leaves have already and that a backward from these tensors may add to."""
+
+        self.eval_frame_function: compile_guard.Quick = native.eval_frame_function
 
         # -- what it must know
 

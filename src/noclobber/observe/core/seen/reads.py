@@ -23,7 +23,7 @@ from types import (
     NoneType,
 )
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 
@@ -285,22 +285,27 @@ class Variable(NamedTuple):
 
 _Scopes = tuple[tuple[str, tuple[Variable, ...]], ...]
 """The globals that the methods of a class may look up, under the name of one method for each module."""
-_users: WeakKeyDictionary[type, tuple[tuple[int, _Scopes], ...]] = WeakKeyDictionary()
+_users: dict[ref[type], tuple[tuple[int, _Scopes], ...]] = {}
+"""What `_users_of` knows, which the native part looks up too."""
 _OF_NOBODY = set[type]()
 """Classes of torch without anything of the user's, which their modules hold for good."""
 
 
 def _users_of(kind: type) -> tuple[tuple[int, _Scopes], ...]:
     """Return which classes of a class's `__mro__` are defined in the user's code, each with its scopes."""
-    known = _users.get(kind)
+    known = _users.get(ref(kind))
     if known is None:
         users = [(index, one) for index, one in enumerate(kind.__mro__) if _is_users(one)]
-        _users[kind] = known = tuple((index, _scopes_of(one)) for index, one in users)
+        _users[ref(kind, _forgotten)] = known = tuple((index, _scopes_of(one)) for index, one in users)
         module = str(kind.__module__)
         is_held = module.startswith("torch.") and vars(sys.modules.get(module, torch)).get(kind.__name__) is kind
         if is_held and not known:
             _OF_NOBODY.add(kind)
     return known
+
+
+def _forgotten(kind: ref[type]) -> None:
+    _users.pop(kind, None)
 
 
 def _is_users(kind: type) -> bool:
@@ -374,7 +379,8 @@ KINDS = (
     Enum,
     itertools.count,
     inside,
-    _of_class,
+    _users_of,
+    _users,
     Key,
     _MOST_ITEMS,
     _LONGEST,

@@ -157,7 +157,7 @@ def arm(context: Context, way: Way) -> None:
     if context.contents is None:
         return
     exported = ExportedSaves(context, way)
-    exported.exports.put()
+    exported.exports.put(None if context.native is None else context.native.eval_frame_function)
     threads.around(way, exported.entered, lambda: None)
     if sys.version_info < (3, 12):
         # sys.settrace follows only the calling thread, so a thread that runs already must pass a call of ours.

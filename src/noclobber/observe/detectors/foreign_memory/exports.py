@@ -48,7 +48,8 @@ class Exports:
         self._put: list[tuple[type | ModuleType, str, Method, Method]] = []
         """What is replaced: the owner, the name, PyTorch's function and ours."""
 
-    def put(self) -> None:
+    def put(self, quick: compile_guard.Quick | None) -> None:
+        """Replace the calls. `quick` is what `compile_guard.around_regions` takes."""
         _fill_tables()
         self._relays, scripted = _relays(), _scripted()
         for owner, name, call in self._calls():
@@ -60,7 +61,8 @@ class Exports:
                 # torch.jit.script looks up a function by its id.
                 scripted[id(ours)] = scripted[id(native)]
         withdraw = self._way.entry(self._withdraw, also_off=True)
-        self._stop = compile_guard.around_regions(withdraw, self._way.entry(self._put_back, also_off=True))
+        put_back = self._way.entry(self._put_back, also_off=True)
+        self._stop = compile_guard.around_regions(withdraw, put_back, quick)
 
     def forget(self) -> None:
         """Remove what torch keeps of the replaced functions. The way itself puts the native functions back."""

@@ -389,7 +389,7 @@ class CheckpointRegion:
 def outside(context: Context, read: reads.Reads) -> dict[int, Witness]:
     """Return a witness for each storage that a region reads from outside, by its key."""
     native = context.native
-    found = None if native is None else native.outside(Witness, tensor_state.Weak, read.tensors, read.given)
+    found = None if native is None else native.outside(Witness, read.tensors, read.given)
     if found is None:
         found = {}
         for tensor in (*read.tensors, *read.given):

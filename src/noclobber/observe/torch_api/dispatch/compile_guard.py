@@ -24,31 +24,44 @@ _MODULES = ("torch._C._dynamo.eval_frame", "torch._dynamo.eval_frame", "torch._d
 """The modules in which torch.compile looks up `set_eval_frame`."""
 
 
-def around_regions(enter: Callable[[], object], leave: Callable[[], object]) -> Callable[[], None]:
+Callback = Callable[[object], object]
+Quick = Callable[[Callback, Callback, Callback], Callback]
+"""Makes a function that calls the first function where it is called with None, and the third with what that returns if
+it is not None; otherwise the second. It is called four times at each read of a checkpointed region."""
+
+
+def around_regions(enter: Callable[[], object], leave: Callable[[], object], quick: Quick | None) -> Callable[[], None]:
     """Call `enter` when the first thread enters a compiled region and `leave` when the last thread has left. Return
     what ends that: torch.compile's module may have been imported meanwhile with our function in it."""
     # With it torch.compile begins (a callback, or False) and ends (None) to look at the frames of a thread.
-    native: Callable[[object], object] = private.lookup("_C._dynamo.eval_frame.set_eval_frame")
+    native: Callback = private.lookup("_C._dynamo.eval_frame.set_eval_frame")
     inside, here = set[int](), threading.get_ident
 
-    def set_eval_frame(callback: object) -> object:
+    def begins(callback: object) -> object:
         # None of noclobber's code may run once there is a callback: it would be compiled.
-        if callback is not None:
-            if not inside:
-                enter()
-            inside.add(here())
-            return native(callback)
-        before = native(None)
-        if before is not None:  # it is None while a frame is being compiled
-            inside.discard(here())
-            if not inside:
-                leave()
+        if not inside:
+            enter()
+        inside.add(here())
+        return native(callback)
+
+    def ended(before: object) -> object:
+        inside.discard(here())
+        if not inside:
+            leave()
         return before
 
-    # The functions that it calls may be looked at: skipping them would set the callback again at its end.
-    never_compile(set_eval_frame, nor_its_calls=False)
-    _replace(native, set_eval_frame)
-    return lambda: _replace(set_eval_frame, native)
+    def set_eval_frame(callback: object) -> object:
+        if callback is not None:
+            return begins(callback)
+        before = native(None)
+        return before if before is None else ended(before)  # it is None while a frame is being compiled
+
+    # The functions that they call may be looked at: skipping them would set the callback again at its end.
+    for one in (begins, ended, set_eval_frame):
+        never_compile(one, nor_its_calls=False)
+    ours = set_eval_frame if quick is None else quick(native, begins, ended)
+    _replace(native, ours)
+    return lambda: _replace(ours, native)
 
 
 def skip_ours(patches: Patches) -> Callable[[], None]:
