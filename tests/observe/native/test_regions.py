@@ -1,0 +1,102 @@
+"""Python and the native part note the same of what a checkpointed region reads from outside and saves."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import noclobber
+from noclobber.observe.core.boundary import Way
+from noclobber.observe.core.context import CONTEXT
+from noclobber.observe.core.seen.reads import Reads
+from noclobber.observe.takers.checkpoint import regions
+from noclobber.observe.takers.checkpoint.regions import CheckpointRegion
+from tests.observe.native.conftest import missing
+
+KINDS = {
+    "plain": lambda: torch.arange(6.0),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+    "column": lambda: torch.arange(6.0).view(2, 3)[:, 1],
+    "expanded": lambda: torch.ones(1, 3).expand(4, 3),
+    "empty": lambda: torch.empty(0, 3),
+    "large": lambda: torch.arange(40000.0),
+    "integers": lambda: torch.arange(5),
+    "written": lambda: torch.zeros(3).add_(1).mul_(2),
+    "conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "meta": lambda: torch.ones(3, device="meta"),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "subclass": lambda: torch.ones(3).as_subclass(torch.nn.Buffer),
+}
+
+
+def region_of(*tensors):
+    return CheckpointRegion(CONTEXT, Way("", lambda lost: None), None, Reads(list(tensors[1:]), list(tensors[:1])))
+
+
+def in_python(make, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(CONTEXT, "native", None)
+        return make()
+
+
+def fields(one):
+    return {name: getattr(one, name) for name in type(one).__slots__ if name not in ("__weakref__", "moment")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_reads_from_outside(kind, monkeypatch):
+    missing()
+    tensor, other = KINDS[kind](), torch.ones(2)
+    with noclobber.watch():
+        assert CONTEXT.native is not None
+        found = region_of(tensor, other, tensor).outside
+        expected = in_python(lambda: region_of(tensor, other, tensor).outside, monkeypatch)
+    assert list(found) == list(expected)
+    for one, same in zip(found.values(), expected.values(), strict=True):
+        assert one.tensor() is same.tensor() is not None
+        assert fields(one) == fields(same)
+        assert not one.storage.expired()
+
+
+@pytest.mark.parametrize("contents", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_saves(kind, contents, monkeypatch):
+    missing()
+    tensor, held, same = KINDS[kind](), SimpleNamespace(), SimpleNamespace()
+    with noclobber.watch(contents=contents):
+        region = region_of(tensor)
+        note, is_as_saved = region.functions()
+        note(held, tensor), note(same, tensor)
+        assert [one.order for one in region.saves] == [1, 2]
+        other = in_python(lambda: region_of(tensor), monkeypatch)
+        in_python(lambda: other.functions()[0](same, tensor), monkeypatch)
+        assert fields(held.noclobber_save) == fields(same.noclobber_save)
+        assert is_as_saved(held, tensor) == other.is_as_saved(same, tensor)
+        with torch.no_grad():
+            if kind not in ("expanded", "meta", "sparse", "empty"):
+                tensor.add_(1)
+                assert not is_as_saved(held, tensor)
+                assert not other.is_as_saved(same, tensor)
+
+
+def test_another_holder_is_for_python(monkeypatch):
+    missing()
+    with noclobber.watch():
+        region = region_of(torch.ones(1))
+        assert not region.functions()[1](SimpleNamespace(), torch.ones(1))
+
+
+def test_what_fails_is_told(monkeypatch):
+    """A save that cannot be noted natively is noted by Python, whose failure turns the way off."""
+    missing()
+    lost = []
+    with noclobber.watch():
+        region = CheckpointRegion(CONTEXT, Way("regions", lost.append), None, Reads())
+        note, _ = region.functions()
+
+        def fails(*_):
+            raise KeyError("planted")
+
+        monkeypatch.setattr(regions, "RegionSave", fails)
+        note(SimpleNamespace(), torch.eye(3).to_sparse())
+    assert [one.way for one in lost] == ["regions"]
