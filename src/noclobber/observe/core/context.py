@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -208,14 +208,15 @@ class Context:
         self.armings = 0
         self.era = 0
         """How often noclobber has stopped seeing saves."""
-        self._states: dict[object, object] = {}
+        self._states: dict[object, Any] = {}
         self._counting = lock()
 
     def state(self, kind: Callable[[Context], State]) -> State:
         """Return what a detector remembers, made on the first call. It outlives a change of mode, but not `forget`."""
         if kind not in self._states:
             self._states[kind] = kind(self)
-        return cast(State, self._states[kind])
+        state: State = self._states[kind]
+        return state
 
     @property
     def untracked(self) -> UnseenWrites:

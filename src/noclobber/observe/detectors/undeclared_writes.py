@@ -135,9 +135,12 @@ class Writers:
         beside = self.beside(args)
         if not inputs and not beside:
             return partial(self._forward_ends, call, None)
-        everything = [*inputs, *(one.input for one in beside)] if beside else inputs
-        keys = [key for _, _, key, _, _ in everything if key is not None]
-        looked = [key for _, _, key, _, digest in everything if key is not None and digest is None]
+        keys, looked = list[int](), list[int]()
+        for _, _, key, _, digest in [*inputs, *(one.input for one in beside)] if beside else inputs:
+            if key is not None:
+                keys.append(key)
+                if digest is None:
+                    looked.append(key)
         forward = Forward(inputs, beside, keys, looked, latest[0])
         context.memory.read_again(keys, 1)
         context.thread.given.append(forward)
@@ -291,6 +294,8 @@ def _has_moved(one: Input) -> bool:
 def _has_changed(one: Input) -> bool:
     tensor, _, _, _, digest = one
     now = None if digest is None else fingerprint(tensor)
+    if type(digest) is int:
+        return now != digest
     return change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO
 
 

@@ -232,8 +232,7 @@ class UntrackedWrites:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def taken_out(self, tensor: torch.Tensor, key: int, how: Alias) -> None:
-        whole = tensor_state.whole(tensor)
-        if self._is_given(key) or (target := _target(whole)) is None:
+        if self._is_given(key) or (target := _target(whole := tensor_state.whole(tensor))) is None:
             return
         self._context.attend(self._look, (target.key,))
         self.taken.append(_Taken(get_ident(), target, how, _is_used(whole, target)))
@@ -244,7 +243,8 @@ class UntrackedWrites:
 
     def _is_given(self, key: int | None) -> bool:
         """Return True for what a Function under way is given: undeclared_writes.py checks what it does with that."""
-        return any(key in forward.keys for forward in self._context.thread.given)
+        given = self._context.thread.given
+        return bool(given) and any(key in forward.keys for forward in given)
 
     def _forget_taken(self, _: Backward) -> None:
         """Forget the aliases of leaves at a backward call of their thread, and those of what no backward reaches any
