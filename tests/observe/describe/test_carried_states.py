@@ -199,6 +199,29 @@ def test_what_is_computed_once_and_kept_is_not_to_be_detached():
     assert "net.factor.detach()" not in told
 
 
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.raw = nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", self.raw.exp())
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_what_init_computes_of_a_parameter_is_to_be_computed_in_the_forward():
+    def program():
+        net = Scaled()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(2):
+            net(torch.ones(3)).sum().backward()
+            optimizer.step()
+
+    told = words(finding_of(program))
+    assert "compute in the forward what `__init__` computes from a parameter here" in told
+    assert "run the forward inside the loop" not in told
+
+
 def test_a_tuple_is_detached_part_by_part():
     assert "`state = tuple(part.detach() for part in state)`" in words(finding_of(of_an_lstm))
 

@@ -71,6 +71,9 @@ _NO_CURE = "`retain_graph=True` does not fix a carried state: the graph would gr
 _NOTES = {True: _ONLY_ONCE, False: _NO_CURE, None: f"{_ONLY_ONCE}; {_NO_CURE}"}
 _ONCE = "backward in a {0} goes again through a graph that was built once, before the {0}"
 _FORWARD = "run the forward inside the {}, so that each backward has its own graph"
+_NOT_IN_INIT = (
+    "compute in the forward what `__init__` computes from a parameter here, so that each backward has its own graph"
+)
 _CONSTANT = "detach what is a constant in the {} (a target, an old log-probability): `t = t.detach()`"
 _KEEP = "pass `retain_graph=True` to `backward`: no optimizer steps in this loop, so the graph stays right"
 _EACH = "a backward frees what its graph saved, so each backward needs a forward of its own"
@@ -103,7 +106,8 @@ def _explained(event: Refusal) -> Finding:
         event = replace(event, written=None)  # an operator such as that of `GRUCell` writes what it made itself
     states = event.carried if event.are_all_carried else ()
     turns = carrying.in_words(event.site)
-    headline, forward = _ONCE.format(turns), _FORWARD.format(turns)
+    is_in_init = event.saved is not None and event.saved.code.co_name == "__init__"
+    headline, forward = _ONCE.format(turns), _NOT_IN_INIT if is_in_init else _FORWARD.format(turns)
     once = event.written is None and not event.shared and carrying.built_once(event.site, event.saved, states)
     if once and carrying.may_be_constant(event):
         helped: list[Help] = [carrying.constant(event), f"or {forward}"]
