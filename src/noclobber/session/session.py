@@ -359,7 +359,7 @@ class Session:
         if self._armed:
             from noclobber.observe.arming import recorder
 
-            coverage = _after(coverage, recorder.coverage())
+            coverage = _after(coverage, recorder.coverage(self))
         if self._sampling is not None and (missed := self._sampling.steps - self._backwards - self._raised) > 0:
             of = f"{missed:,} of {self._sampling.steps:,}"
             some = f"{of} backward calls (`--every {self.every}` watches the others)"

@@ -218,6 +218,21 @@ def test_a_save_with_hooks_of_its_own_is_named_in_the_coverage():
     assert seen.report.findings == ()
 
 
+def test_what_was_not_seen_before_a_block_is_not_in_its_coverage():
+    """As in a suite, where all tests share what watches the process."""
+
+    def named(seen):
+        return any("registered its own hooks" in one for one in seen.report.coverage.unseen)
+
+    with noclobber.watch() as whole:
+        with noclobber.watch() as first:
+            on_a_result()
+        with noclobber.watch(contents=False) as second:
+            torch.ones(3, requires_grad=True).exp().sum().backward()
+        assert [named(first), named(second)] == [True, False]
+    assert named(whole)
+
+
 def test_the_method_is_put_back():
     native = torch._C._autograd.SavedTensor.register_hooks
     outcome_in("contents", on_a_result)

@@ -114,6 +114,8 @@ SEEN: tuple[Seen, ...] = (
 
 _subscribers: list[Subscriber] = []
 """A listener stands here once for each block in which it listens."""
+_earlier: dict[Subscriber, dict[str, int]] = {}
+"""What was not seen before each of them began to listen."""
 _changing = threading.RLock()
 """Held while it changes who listens."""
 
@@ -124,12 +126,16 @@ def subscribe(one: Subscriber) -> None:
     Raises UnsupportedTorch if noclobber cannot watch.
     """
     with _changing:
+        if one not in _subscribers:
+            _earlier[one] = _not_seen()
         _subscribers.append(one)
         try:
             _settle()
             threads.begin_block(CONTEXT)
         except Exception as failure:
             _subscribers.remove(one)
+            if one not in _subscribers:
+                del _earlier[one]
             CONTEXT.core.guarded(_settle)
             if isinstance(failure, UnsupportedTorch):
                 raise
@@ -139,8 +145,10 @@ def subscribe(one: Subscriber) -> None:
 def unsubscribe(one: Subscriber) -> Coverage:
     """Undo one `subscribe`. Return what was covered."""
     with _changing:
-        covered = CONTEXT.core.guarded(coverage) or Coverage("", False, lost=tuple(CONTEXT.bus.lost))
+        covered = CONTEXT.core.guarded(coverage, one) or Coverage("", False, lost=tuple(CONTEXT.bus.lost))
         _subscribers.remove(one)
+        if one not in _subscribers:
+            del _earlier[one]
         CONTEXT.core.guarded(lambda: threads.end_block(CONTEXT))
         CONTEXT.core.guarded(_settle)
     return covered
@@ -152,19 +160,25 @@ def settle() -> None:
         CONTEXT.core.guarded(_settle)
 
 
-def coverage() -> Coverage:
-    unread = CONTEXT.contents.unread if CONTEXT.contents is not None else 0
-    counts = CONTEXT.bus.unseen.copy()
-    if unread:
-        counts[WITHOUT_BYTES] = unread
+def coverage(one: Subscriber) -> Coverage:
+    """Return what a listener was told of: what was not seen since it began to listen is not seen by it."""
+    earlier = _earlier.get(one, {})
+    counts = {what: more for what, count in _not_seen().items() if (more := count - earlier.get(what, 0)) > 0}
     if regions := compile_guard.FRAMES.not_seen():
         counts[COMPILED] = regions
-    for one in _listeners():
-        counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
+    counts.update(dict.fromkeys(one.allocations.unseen() if one.allocations is not None else (), 1))
     unseen = tuple(unseen_in_words(what, count) for what, count in counts.items())
     by = "dispatch key, native" if CONTEXT.native is not None else "dispatch key"
     notes, lost = releases.notes(), tuple(CONTEXT.bus.lost)
     return Coverage(by, CONTEXT.watching, CONTEXT.contents is not None, unseen, notes, lost)
+
+
+def _not_seen() -> dict[str, int]:
+    """Return how often each thing was not seen until now."""
+    counts = CONTEXT.bus.unseen.copy()
+    if CONTEXT.contents is not None and (unread := CONTEXT.contents.unread):
+        counts[WITHOUT_BYTES] = counts.get(WITHOUT_BYTES, 0) + unread
+    return counts
 
 
 def before_next_backward(function: Callable[[], object]) -> None:
@@ -184,6 +198,8 @@ def apart() -> AbstractContextManager[None]:
 def begin_again() -> None:
     """Drop what was counted until now: in a forked child."""
     CONTEXT.bus.forget()
+    for earlier in _earlier.values():
+        earlier.clear()
 
 
 def event_of(error: BaseException) -> Refusal | Clobber | Drift | None:
@@ -300,7 +316,7 @@ def detach(*, forget: bool = True) -> None:
     context.watching = context.stop_writes = context.keeping = context.python_in_backward = False
     context.careful = 0
     context.ignore_all()
-    context.contents = None
+    context.bus.unseen, context.contents = _not_seen(), None
     if forget:
         context.before_backward = None
         context.era += 1
