@@ -318,3 +318,50 @@ def test_the_workspace_of_an_lstm_is_written_by_its_own_backward(contents):
             return program()
 
     assert torch.equal(bare(preserved)[1], once)
+
+
+def numbers(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+PRODUCTS = {
+    "mul": (torch.mul, [(3,), (3,)]),
+    "div": (torch.div, [(3,), (3,)]),
+    "dot": (torch.dot, [(3,), (3,)]),
+    "mm": (torch.mm, [(2, 3), (3, 2)]),
+    "mv": (torch.mv, [(2, 3), (3,)]),
+    "bmm": (torch.bmm, [(2, 2, 3), (2, 3, 2)]),
+    "addmm": (torch.addmm, [(2, 2), (2, 3), (3, 2)]),
+    "addmv": (torch.addmv, [(2,), (2, 3), (3,)]),
+    "addbmm": (torch.addbmm, [(2, 2), (2, 2, 3), (2, 3, 2)]),
+    "baddbmm": (torch.baddbmm, [(2, 2, 2), (2, 2, 3), (2, 3, 2)]),
+    "addcmul": (torch.addcmul, [(3,), (3,), (3,)]),
+    "linear": (functional.linear, [(2, 3), (4, 3), (4,)]),
+    "conv": (functional.conv1d, [(1, 2, 5), (3, 2, 2), (3,)]),
+    "conv2d": (functional.conv2d, [(1, 2, 5, 5), (3, 2, 2, 2), (3,)]),
+    "layer_norm": (lambda x, w, b: functional.layer_norm(x, (3,), w, b), [(2, 3), (3,), (3,)]),
+}
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("how", ["grad", "inputs", "computed"])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_only_an_unasked_gradient_needs_is_not_read(product, how, written, asked):
+    function, shapes = PRODUCTS[product]
+
+    def program(writes):
+        leaves = [numbers(*shape) for shape in shapes]
+        given = [leaf * 1 for leaf in leaves] if how == "computed" else leaves
+        result = function(*given).sum()
+        wanted = [leaves[number] for number in asked]
+        if writes:
+            given[written].data.mul_(3)
+        if how == "inputs":
+            result.backward(inputs=wanted)
+            return [one.grad for one in wanted]
+        return list(torch.autograd.grad(result, wanted))
+
+    right = bare(lambda: program(False))
+    heard, found = hear(lambda: program(True))
+    assert bool(heard.clobbers) == (not all(torch.equal(one, other) for one, other in zip(right, found, strict=True)))

@@ -17,7 +17,7 @@ from noclobber.model.seen.overlap import overlap
 from noclobber.observe.core.seen import handles, unread_saves
 from noclobber.observe.core.seen.handles import Handle, OfView
 from noclobber.observe.core.seen.history import Memory
-from noclobber.observe.core.seen.records import Backward, Record, in_second_run, seen_at
+from noclobber.observe.core.seen.records import Backward, Record, here, in_second_run, seen_at
 from noclobber.observe.core.seen.sites import Place, identity, site_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import carried_states, torch_messages
@@ -85,7 +85,9 @@ def is_read(handle: object, node: Node | None) -> bool:
     statistics that are arguments of a checkpoint is no clobber either: no node saves these arguments, and only what is
     recomputed counts.
     """
-    kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread_saves.fields(node))
+    call = here()
+    unread = unread_saves.fields(node) + unread_saves.unasked(node, () if call is None else call.inputs)
+    kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread)
     if any(raw is not None and raw.data is handle for raw in kept):
         return False
     writes = handle.writes if isinstance(handle, Handle) else ()

@@ -252,7 +252,7 @@ class Writers:
             for maker, output in user.next_functions:
                 if maker is None or (remembered := self.overwritten.get(maker._sequence_nr())) is None:
                     continue
-                if user.name().startswith(_NO_GRADIENT) or not _leads_to(maker, inputs):
+                if user.name().startswith(_NO_GRADIENT) or not graph.leads_to(maker, inputs):
                     continue
                 node = (maker._sequence_nr(), maker.name(), output)
                 for overwritten in list(remembered):
@@ -330,14 +330,6 @@ def _sees(user: Any, changed: torch.Tensor | None) -> bool:
 def _signed(number: int) -> int:
     """Return a saved index as it was given: nodes show negative ones as unsigned numbers of 64 bits (torch 2.13)."""
     return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _leads_to(node: Any, inputs: Sequence[Any]) -> bool:
-    """Return True if a gradient that reaches a node goes on to one of the `inputs`; no inputs means all leaves."""
-    if not inputs:
-        return True
-    wanted = {asked.node if not isinstance(asked, torch.Tensor) else asked.grad_fn or asked for asked in inputs}
-    return any(each in wanted or getattr(each, "variable", None) in wanted for each in graph.walk([node]))
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""What a node saves but does not read: tensors in some modes, all but the shape of some, and mostly the sign of zeros.
+"""What a node saves but does not read: tensors in some modes, all but the shape of some, what only gradients that nobody
+asks for need, and mostly the sign of zeros.
 
 This follows derivatives.yaml and the kernels of torch 2.13; tests/observe/core/test_unread.py. For cuDNN's RNN, see
 `recurrent_dropout` of tests/device/test_right_programs.py, on CUDA.
@@ -6,9 +7,12 @@ This follows derivatives.yaml and the kernels of torch 2.13; tests/observe/core/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from noclobber.observe.torch_api.autograd import graph
 
 _TRAINS = ("_saved_training", "_saved_train", "_saved_update")
 _OF_TRAINING = (
@@ -26,6 +30,22 @@ _SHAPE_ONLY = {
     **dict.fromkeys(("IndexAddBackward0", "IndexCopyBackward0", "PutBackward0"), ("source",)),
     "NativeLayerNormBackward0": ("bias",),
 }
+_OF_PRODUCTS = {
+    "AddbmmBackward0": {"batch1": 2, "batch2": 1},
+    "AddcmulBackward0": {"tensor1": 2, "tensor2": 1},
+    "AddmmBackward0": {"mat1": 2, "mat2": 1},
+    "AddmvBackward0": {"mat": 2, "vec": 1},
+    "BaddbmmBackward0": {"batch1": 2, "batch2": 1},
+    "BmmBackward0": {"self": 1, "mat2": 0},
+    "ConvolutionBackward0": {"input": 1, "weight": 0},
+    "DivBackward0": {"self": 1},
+    "DotBackward0": {"self": 1, "tensor": 0},
+    "MmBackward0": {"self": 1, "mat2": 0},
+    "MulBackward0": {"self": 1, "other": 0},
+    "MvBackward0": {"self": 1, "vec": 0},
+    "NativeLayerNormBackward0": {"weight": 0},
+}
+"""Fields that only the gradient of one input needs, and the number of that input."""
 _DEVICES = ("cpu", "cuda")
 """On other devices (MPS) the backward of a pool may be a graph of operators that computes the forward again."""
 _DIVIDES = {
@@ -60,6 +80,20 @@ def fields(node: Any) -> tuple[str, ...]:
     if name in _SHAPE_ONLY and node._input_metadata[0].device.type in _DEVICES:
         return _SHAPE_ONLY[name]
     return ()
+
+
+def unasked(node: Any, inputs: Sequence[Any]) -> tuple[str, ...]:
+    """Return the fields that a node saves only for gradients which a backward call for these inputs does not compute.
+
+    `inputs` is empty where the gradients of all leaves are asked for.
+    """
+    only_for = _OF_PRODUCTS.get(node.name(), {}) if node is not None and inputs else {}
+    edges = node.next_functions if only_for else ()
+    return tuple(
+        field
+        for field, number in only_for.items()
+        if number < len(edges) and not graph.leads_to(edges[number][0], inputs)
+    )
 
 
 def minds_sign_of_zero(node: Any, field: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -129,6 +129,14 @@ def is_read_since(outputs: Iterable[object], made: Node, number: int) -> bool:
     times = times_of_reads(along)
     readers = (node for node, following, _ in along if node is not None and following is made)
     return not hasattr(made, "variable") and any(times[node] >= number for node in readers)
+
+
+def leads_to(node: Node | None, inputs: Sequence[Any]) -> bool:
+    """Return True if a gradient that reaches a node goes on to one of the `inputs`; no inputs means all leaves."""
+    if node is None or not inputs:
+        return node is not None
+    wanted = {asked.node if not isinstance(asked, torch.Tensor) else asked.grad_fn or asked for asked in inputs}
+    return any(each in wanted or getattr(each, "variable", None) in wanted for each in walk([node]))
 
 
 def _is_view(node: Node) -> bool:
