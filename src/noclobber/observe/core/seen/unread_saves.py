@@ -1,5 +1,5 @@
-"""What a node saves but does not read: tensors in some modes, all but the shape of some, what only gradients that nobody
-asks for need, and mostly the sign of zeros.
+"""What a node saves but does not read: tensors in some modes, all but the shape of some, what a gradient needs that
+nobody asks for, and mostly the sign of zeros.
 
 This follows derivatives.yaml and the kernels of torch 2.13; tests/observe/core/test_unread.py. For cuDNN's RNN, see
 `recurrent_dropout` of tests/device/test_right_programs.py, on CUDA.
