@@ -318,3 +318,100 @@ def test_what_the_hooks_return_lives_no_longer():
         return [slot() for slot in slots]
 
     assert hear(program)[1] == bare(program) == [None]
+
+
+class Ring:
+    """Hooks that keep tensors in the rows of one buffer, and return the number of the row."""
+
+    def __init__(self, rows, *, under_no_grad=False, dtype=torch.float32):
+        self.rows, self.next, self.grad = torch.zeros(rows, 6, dtype=dtype), 0, not under_no_grad
+        self.copied = False
+
+    def pack(self, tensor):
+        row = self.next % len(self.rows)
+        self.next += 1
+        with torch.set_grad_enabled(self.grad):
+            self.rows[row].copy_(tensor.detach().reshape(-1))  # mutated
+        return row, tensor.shape
+
+    def unpack(self, packed):
+        row, shape = packed
+        found = self.rows[row].float().view(shape)
+        return found.clone() if self.copied else found
+
+    def on(self):
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+
+def deep(ring, between=lambda: None, shape=(2, 3)):
+    x = torch.linspace(-1, 1, 6).view(shape).requires_grad_()
+    h = x
+    for _ in range(3):
+        with ring.on():
+            a = torch.tanh(h)  # saved
+        h = h + a
+    between()
+    h.sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("under_no_grad", [False, True])
+def test_a_row_of_a_pool_that_is_given_to_a_later_save(under_no_grad):
+    right = bare(lambda: deep(Ring(3)))
+    heard, found = hear(lambda: deep(Ring(2, under_no_grad=under_no_grad)))
+    (clobber,) = heard.clobbers
+    (write,) = [one for one in clobber.writes if one.overlaps]
+    assert not found.equal(right)
+    assert is_marked(write.site, "mutated") and is_marked(clobber.save.site, "saved")
+    assert clobber.save.unchecked == "packed"
+
+
+def test_a_row_of_a_pool_that_is_given_to_a_later_save_raises_where_bytes_are_preserved():
+    with pytest.raises(noclobber.ClobberError), noclobber.preserve():
+        deep(Ring(2))
+
+
+def rounding():
+    return deep(Ring(3, dtype=torch.bfloat16))
+
+
+def too_small_but_copied():
+    """What is returned is memory of its own: it may have been made of anything."""
+    ring = Ring(3)
+    ring.copied = True
+    return deep(ring)
+
+
+def brought_back():
+    """The rows are given up, and filled again before backward."""
+    ring = Ring(3)
+
+    def between():
+        kept = ring.rows.clone()
+        ring.rows.fill_(7)
+        ring.rows.copy_(kept)
+
+    return deep(ring, between)
+
+
+def brought_back_rounded():
+    ring = Ring(3)
+    return deep(ring, lambda: ring.rows.copy_(ring.rows.half().float()))
+
+
+def transposed():
+    """Each save is kept in another order than it has in memory."""
+    ring = Ring(4)
+    x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+    with ring.on():
+        y = x.t().contiguous().t()
+        z = (y * 2).exp() + (y * 2).contiguous().exp()
+    z.sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("program", [rounding, too_small_but_copied, brought_back, brought_back_rounded, transposed])
+def test_a_pool_of_indexes_that_is_right(program):
+    heard, found = hear(program)
+    assert not heard.clobbers
+    assert found.equal(bare(program))

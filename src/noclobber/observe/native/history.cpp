@@ -16,6 +16,7 @@ PythonTable python_saves;
 
 namespace {
 
+constexpr uintptr_t ANYWHERE = 0; // stands for all storages, as in core/seen/history.py
 constexpr size_t RECENT = 8192; // writes that are kept, needed or not, as in core/seen/history.py
 
 struct Record {
@@ -112,7 +113,7 @@ bool PythonTable::has(uintptr_t key) {
 
 void hear_of_reread(PyObject *storages) { reread = THPObjectPtr::dup(storages); }
 
-bool is_reread(uintptr_t key) { return is_in(reread.get(), key); }
+bool is_reread(uintptr_t key) { return is_in(reread.get(), key) || is_in(reread.get(), ANYWHERE); }
 
 void count_on(std::atomic<int64_t> *latest) { moments = latest; }
 

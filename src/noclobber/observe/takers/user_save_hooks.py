@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from noclobber.observe.core import save_hooks, threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle
+from noclobber.observe.core.seen.history import ANYWHERE, Memory
 from noclobber.observe.core.seen.reads import read_by
 from noclobber.observe.core.seen.records import here, moment, reading
 from noclobber.observe.core.seen.sites import Place, place_of, site_of
@@ -31,13 +33,15 @@ from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes, spare_key
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages, tensor_state
-from noclobber.observe.witness.digests import Digest, OnDevice, differs, fingerprint, same, stored_like
-from noclobber.observe.witness.layout import geometry
+from noclobber.observe.witness.digests import Digest, OnDevice, differs, fingerprint, order, same, stored_like
+from noclobber.observe.witness.layout import Geometry, geometry
 from noclobber.observe.witness.witness import Change, Witness, change
 
 CHANGED_INSIDE = (
     "a write changed what the program's pack hook returned, inside of an object where noclobber cannot keep it"
 )
+_MOST_ELSEWHERE = 4096
+"""Fingerprints of what the program's hooks keep elsewhere that are remembered."""
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], Any]
 
@@ -175,9 +179,18 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
 
 
 def _logged(context: Context) -> AbstractContextManager[None] | None:
-    """Return what logs writes inside operators that log none: a pack hook is the program's code and may write anywhere.
-    None if writes are logged already."""
-    return None if not context.thread.watched or spare_key.key_works() else spare_key.logged()
+    """Return what logs all writes in a pack hook: it is the program's code, and what it writes may be read again."""
+    return _logging(context.memory) if context.thread.watched else None
+
+
+@contextmanager
+def _logging(memory: Memory) -> Iterator[None]:
+    memory.read_again((ANYWHERE,), 1)
+    try:
+        with nullcontext() if spare_key.key_works() else spare_key.logged():
+            yield
+    finally:
+        memory.read_again((ANYWHERE,), -1)
 
 
 def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -220,6 +233,8 @@ def _kept(context: Context, tensor: torch.Tensor, value: object, place: Place | 
         if context.contents is not None:
             kept.digest = fingerprint(tensor)
             context.contents.unread += kept.digest is None
+    if type(kept.digest) is int and not tensors:
+        context.state(_Elsewhere).note(kept.digest, kept.moment)
     if not kept.is_copy and tensors:
         kept.spare = policy.spare(context, tensor, kept.node, place, kept.digest)
     context.thread.packed.append(ref(kept))
@@ -317,7 +332,7 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     original, moved = kept.tensor(), not kept.is_below(tensor)
     if tensor is not original and (moved or geometry(tensor) != kept.where):
         if not kept.in_sight:
-            context.bus.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
+            _compare_elsewhere(context, kept, tensor)
         return
     node = engine_state.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
@@ -329,6 +344,49 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     elif what in (Change.NO, Change.LATER) or not clobbers.is_other(kept, node, tensor, kept.digest):
         return
     policy.report(context, _found(context, kept, kept, tensor, node, current, digest, other))
+
+
+class _Elsewhere:
+    """The fingerprints of tensors that the program's hooks keep elsewhere, each with the moment when the newest tensor
+    with these bytes was saved."""
+
+    def __init__(self, _: Context) -> None:
+        self._saved: OrderedDict[int, int] = OrderedDict()
+
+    def note(self, digest: int, moment: int) -> None:
+        self._saved[digest] = moment
+        self._saved.move_to_end(digest)
+        if len(self._saved) > _MOST_ELSEWHERE:
+            self._saved.popitem(last=False)
+
+    def was_saved_after(self, digest: Digest, moment: int) -> bool:
+        return isinstance(digest, int) and self._saved.get(digest, moment) > moment
+
+
+def _compare_elsewhere(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
+    """Report memory of a pool that has been given to a later save, where the unpack hook gives back the bytes of that
+    save, in memory that the program holds. Other bytes say nothing: hooks may quantise, compress or round."""
+    context.bus.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
+    node, key = engine_state.current_node(), storages.storage_key(tensor)
+    if key is None or kept.digest is None or storages.is_only_holder(tensor) or not clobbers.is_read(kept, node):
+        return
+    now, later = fingerprint(tensor), context.state(_Elsewhere)
+    if (
+        _is_stored_alike(kept.where, geometry(tensor))
+        and not same(kept.digest, now)
+        and later.was_saved_after(now, kept.moment)
+    ):
+        read = Witness(key, tensor, kept.digest, geometry(tensor))
+        since = write_history.since(context.memory, kept.moment)
+        read.version = next((one.version for one in since if one.key == key and one.version is not None), read.version)
+        policy.report(context, _found(context, kept, read, tensor, node, tensor._version, now, None))
+
+
+def _is_stored_alike(one: Geometry | None, other: Geometry) -> bool:
+    """Return True if the fingerprints of two tensors can be compared: they have one shape, type and order."""
+    if one is None or one[2] is None or other[2] is None or (one[1], one[3]) != (other[1], other[3]):
+        return False
+    return order(one[1], one[2]) == order(other[1], other[2])
 
 
 def _found(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
@@ -292,9 +292,13 @@ def stored_like(tensor: torch.Tensor) -> tuple[object, ...]:
     Fingerprints of two tensors of one shape and type can be compared if this is equal. Dimensions of one element do not
     count. Nor do expanded ones, as a fingerprint takes one element of them.
     """
-    strides = tensor.stride()
-    real = [dimension for dimension, size in enumerate(tensor.shape) if size != 1 and strides[dimension]]
-    return sorted(real, key=lambda dimension: -strides[dimension]), tensor.is_conj(), tensor.is_neg()
+    return order(tensor.shape, tensor.stride()), tensor.is_conj(), tensor.is_neg()
+
+
+def order(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Return the order of the dimensions in memory, as `stored_like` does."""
+    real = [dimension for dimension, size in enumerate(shape) if size != 1 and strides[dimension]]
+    return sorted(real, key=lambda dimension: -strides[dimension])
 
 
 def _feed(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:

@@ -29,6 +29,8 @@ RECENT = 8192
 
 MOST_LOOKS = 16
 """How often a line that writes to tensors in the graph is asked whether it meets a live save."""
+ANYWHERE = 0
+"""Stands for all storages, where nobody knows yet what will be read again."""
 _MOST_VIEWS = 256
 """Storages of views that custom Functions returned: more are not remembered at a time."""
 
@@ -190,7 +192,7 @@ class Memory:
 
     def is_reread(self, key: int) -> bool:
         """Return True if writes to a storage must be remembered although no save of ours lies on it."""
-        return key in self.reread
+        return bool(self.reread) and (key in self.reread or ANYWHERE in self.reread)
 
     def begin(self) -> None:
         """Note that seeing begins, or goes on where nothing was missed."""
