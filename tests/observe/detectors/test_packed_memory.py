@@ -362,7 +362,8 @@ def test_a_row_of_a_pool_that_is_given_to_a_later_save(under_no_grad):
     (clobber,) = heard.clobbers
     (write,) = [one for one in clobber.writes if one.overlaps]
     assert not found.equal(right)
-    assert is_marked(write.site, "mutated") and is_marked(clobber.save.site, "saved")
+    assert is_marked(write.site, "mutated")
+    assert is_marked(clobber.save.site, "saved")
     assert clobber.save.unchecked == "packed"
 
 
