@@ -149,7 +149,7 @@ def around(context: Context, pair: hook_stack.Pair) -> hook_stack.Pair:
 
 def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     def pack_and_keep(tensor: torch.Tensor) -> object:
-        with way.guarded(_logged, context) or nullcontext():
+        with way.guarded(_logged, context, way) or nullcontext():
             try:
                 value = pack(tensor)
             except Exception as error:
@@ -178,19 +178,22 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
     return passed_over(pack_and_keep), passed_over(unpack_and_compare)
 
 
-def _logged(context: Context) -> AbstractContextManager[None] | None:
+def _logged(context: Context, way: Way) -> AbstractContextManager[None] | None:
     """Return what logs all writes in a pack hook: it is the program's code, and what it writes may be read again."""
-    return _logging(context.memory) if context.thread.watched else None
+    if not context.thread.watched:
+        return None
+    around = nullcontext() if spare_key.key_works() else spare_key.logged()
+    context.memory.read_again((ANYWHERE,), 1)
+    return _logging(context.memory, way, around)
 
 
 @contextmanager
-def _logging(memory: Memory) -> Iterator[None]:
-    memory.read_again((ANYWHERE,), 1)
+def _logging(memory: Memory, way: Way, around: AbstractContextManager[None]) -> Iterator[None]:
     try:
-        with nullcontext() if spare_key.key_works() else spare_key.logged():
+        with around:
             yield
     finally:
-        memory.read_again((ANYWHERE,), -1)
+        way.guarded(memory.read_again, (ANYWHERE,), -1, also_off=True)
 
 
 def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Tensor | None:
