@@ -78,6 +78,47 @@ class Evaluated(nn.Module):
         return (x * (2 if self.training else 3)).exp()
 
 
+class Stacked(nn.Module):
+    def forward(self, x, skips):
+        return (x * len(skips)).exp() + skips.pop()  # changed
+
+
+def stacked():
+    return made_by(Stacked(), lambda: None, [1.0, 2.0, 3.0])
+
+
+class Gated(nn.Module):
+    """A switch that is off when the region is built, on in forward, and off again in backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.engaged = False
+
+    def forward(self, x):
+        return (x * (3 if self.engaged else 2)).exp()
+
+
+def gated():
+    net = Gated()
+    net.engaged = True
+
+    def change():
+        net.engaged = False  # changed
+
+    return made_by(net, change)
+
+
+class Logged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.depths = []
+
+    def forward(self, x):
+        y = (x * (1 + len(self.depths))).exp()
+        self.depths.append(1)  # changed
+        return y
+
+
 class Slotted:
     __slots__ = ("turns",)
 
@@ -208,6 +249,9 @@ PROGRAMS = {
     "State.number": (in_class, "1", "2"),
     "numbers": (counted, "a count(1)", "a count(2)"),
     "training": (evaluated, "True", "False"),
+    "skips": (stacked, "3 long", "2 long"),
+    "engaged": (gated, "True", "False"),
+    "depths": (lambda: made_by(Logged()), "0 long", "1 long"),
 }
 LINES = (
     "cache.pos",
@@ -220,6 +264,9 @@ LINES = (
     "settings.gain",
     "config.gain_of_it",
     "State.number",
+    "skips",
+    "engaged",
+    "depths",
 )
 
 

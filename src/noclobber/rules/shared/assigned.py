@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from noclobber.model.seen.silent import Moved
@@ -30,21 +31,48 @@ def is_read(moved: Moved, sources: Sequence[str]) -> bool:
 
 
 def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
-    """Return the statement that sets the value after its first value; None unless the source has exactly one. One that
-    sets another number than there is now has been followed by a statement that counts."""
-    if not moved.attribute or moved.replaced or not moved.rebound:
+    """Return the statement that sets the value after its first value, or that makes a list longer or shorter; None
+    unless the source has exactly one.
+
+    One that sets another number than there is now has been followed by a statement that counts. One that sets just what
+    there is now stands for those that set what cannot be read.
+    """
+    if not moved.attribute or moved.replaced:
         return None
     found: list[Span | None] = []
     for file in _files(moved, sources):
-        stores = [node for node in _named(file, moved) if isinstance(node.ctx, ast.Store)]
-        rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
-        if moved.is_variable and rows and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
-            rows = rows[1:]  # its first value
-        if counting := [node for node in rows if _counts(file, node)]:
-            rows = [node for node in rows if node in counting or not _sets_another(value_given(file, node), moved)]
+        rows = [] if moved.rebound else _resized(file, moved)
+        if moved.rebound:
+            stores = [node for node in _named(file, moved) if isinstance(node.ctx, ast.Store)]
+            rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
+            if moved.is_variable and rows and not file.loops(rows[0]) and file.nearest(rows[0], ast.Assign):
+                rows = rows[1:]  # its first value
+            if counting := [node for node in rows if _counts(file, node)]:
+                rows = [node for node in rows if node in counting or not _sets_another(value_given(file, node), moved)]
+            else:
+                rows = [node for node in rows if _sets(value_given(file, node), moved)] or rows
+            found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
         found += [file.span(file.statement(node) or node) for node in rows]
-        found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
     return found[0] if len(found) == 1 else None
+
+
+_LONGER = ("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault")
+_SHORTER = ("pop", "popleft", "popitem", "clear", "remove", "discard")
+
+
+def _resized(file: File, moved: Moved) -> Sequence[ast.expr]:
+    """Return where a method of a list, dict or set makes it longer or shorter, as it is now: `self.seen.append(x)`."""
+    was, now = (re.fullmatch(r"(\d+) long", said) for said in (moved.was, moved.now))
+    if was is None or now is None:
+        return []
+    methods = _LONGER if int(now[1]) > int(was[1]) else _SHORTER
+    named = [node for node in _named(file, moved) if not _of_another(file, node, moved)]
+    return [node for node in named if isinstance(held := file.above[node], ast.Attribute) and held.attr in methods]
+
+
+def _sets(value: ast.expr | None, moved: Moved) -> bool:
+    """`layer.memory = None`, where it is None now."""
+    return isinstance(value, ast.Constant) and repr(value.value) == moved.now
 
 
 def _counts(file: File, node: ast.expr) -> bool:
@@ -67,11 +95,12 @@ def _files(moved: Moved, sources: Sequence[str]) -> Iterator[File]:
 
 def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
     last = moved.attribute.rpartition(".")[2]
-    if moved.is_variable and last == moved.attribute:
+    found = [] if moved.is_variable and last == moved.attribute else list(attributes(file.tree, last))
+    if found or moved.name != moved.attribute:
+        yield from found
+    else:  # a variable, or an argument of the region
         names = uses_in(file.tree, last)
         yield from (node for node in names if not isinstance(file.nearest(node, ast.ClassDef, *FUNCTION), ast.ClassDef))
-    else:
-        yield from attributes(file.tree, last)
 
 
 def _is_self(node: ast.AST) -> bool:
