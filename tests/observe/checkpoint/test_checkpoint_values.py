@@ -172,7 +172,7 @@ def in_list():
     calls = []
 
     def region(x):
-        calls.append(1)
+        calls.append(1)  # changed
         return (x * len(calls)).exp()
 
     return made_by(region)
@@ -255,6 +255,7 @@ PROGRAMS = {
 }
 LINES = (
     "cache.pos",
+    "calls",
     "is_first",
     "hidden",
     "centre",
