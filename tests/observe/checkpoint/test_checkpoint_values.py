@@ -79,8 +79,8 @@ class Evaluated(nn.Module):
 
 
 class Stacked(nn.Module):
-    def forward(self, x, skips):
-        return (x * len(skips)).exp() + skips.pop()  # changed
+    def forward(self, x, skipped):
+        return (x * len(skipped)).exp() + skipped.pop()  # changed
 
 
 def stacked():
@@ -92,18 +92,18 @@ class Gated(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.engaged = False
+        self.is_engaged = False
 
     def forward(self, x):
-        return (x * (3 if self.engaged else 2)).exp()
+        return (x * (3 if self.is_engaged else 2)).exp()
 
 
 def gated():
     net = Gated()
-    net.engaged = True
+    net.is_engaged = True
 
     def change():
-        net.engaged = False  # changed
+        net.is_engaged = False  # changed
 
     return made_by(net, change)
 
@@ -111,11 +111,11 @@ def gated():
 class Logged(nn.Module):
     def __init__(self):
         super().__init__()
-        self.depths = []
+        self.depths_seen = []
 
     def forward(self, x):
-        y = (x * (1 + len(self.depths))).exp()
-        self.depths.append(1)  # changed
+        y = (x * (1 + len(self.depths_seen))).exp()
+        self.depths_seen.append(1)  # changed
         return y
 
 
@@ -169,11 +169,11 @@ def made_by(region, change=lambda: None, *args):
 
 
 def in_list():
-    calls = []
+    tallies = []
 
     def region(x):
-        calls.append(1)  # changed
-        return (x * len(calls)).exp()
+        tallies.append(1)  # changed
+        return (x * len(tallies)).exp()
 
     return made_by(region)
 
@@ -241,7 +241,7 @@ PROGRAMS = {
     "centre": (lambda: made_by(Centred()), "None", "a tensor"),
     "self.turns": (lambda: made_by(Slotted().region), "1", "2"),
     "self.place": (lambda: made_by(restarted()), "0", "1"),
-    "calls": (in_list, "0 long", "1 long"),
+    "tallies": (in_list, "0 long", "1 long"),
     "args[0]['gain']": (in_dict, "2", "3"),
     "gain": (in_closure, "2", "3"),
     "settings.gain": (in_argument, "2.0", "3.0"),
@@ -249,13 +249,13 @@ PROGRAMS = {
     "State.number": (in_class, "1", "2"),
     "numbers": (counted, "a count(1)", "a count(2)"),
     "training": (evaluated, "True", "False"),
-    "skips": (stacked, "3 long", "2 long"),
-    "engaged": (gated, "True", "False"),
-    "depths": (lambda: made_by(Logged()), "0 long", "1 long"),
+    "skipped": (stacked, "3 long", "2 long"),
+    "is_engaged": (gated, "True", "False"),
+    "depths_seen": (lambda: made_by(Logged()), "0 long", "1 long"),
 }
 LINES = (
     "cache.pos",
-    "calls",
+    "tallies",
     "is_first",
     "hidden",
     "centre",
@@ -265,9 +265,9 @@ LINES = (
     "settings.gain",
     "config.gain_of_it",
     "State.number",
-    "skips",
-    "engaged",
-    "depths",
+    "skipped",
+    "is_engaged",
+    "depths_seen",
 )
 
 

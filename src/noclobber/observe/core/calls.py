@@ -187,6 +187,8 @@ class CustomForwards(Watchers[Callable[[bool], object], ForwardCall]):
 
     def __init__(self) -> None:
         super().__init__(False)
+        self.takes: list[Callable[[ForwardCall, bool], object]] = []
+        """Those to call at the end of a forward that kept something on its ctx, as the watchers are, with the call."""
         self.forgets: list[Callable[[torch.autograd.graph.Node, str], object]] = []
         """Those to call with the ctx and the name of an attribute that is set or deleted after the forward."""
 
@@ -214,6 +216,8 @@ def arm_forwards(forwards: CustomForwards, memory: Memory, way: Way) -> None:
 
     def ended(call: ForwardCall, returned: bool) -> None:
         ends, call.ends = call.ends, []  # they refer to the call, which would keep what it holds
+        for take in tuple(forwards.takes) if call.kept else ():
+            take(call, returned)
         finish(ends, returned)
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
             base = one._base if isinstance(one, torch.Tensor) and one.requires_grad else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from noclobber.observe.core.seen.records import Backward, Record, latest, record
 from noclobber.observe.core.seen.sites import Place, caller, site_of
 from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.core.writes import kernel_functions
-from noclobber.observe.describe import write_history
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
@@ -85,10 +85,23 @@ class _Overwritten(NamedTuple):
     made: Made
     since: int
     """The number of the first node after the write: that node and later ones got the overwritten tensor."""
-    event: Callable[[], Undeclared]
-    """Describes the write for a report."""
-    changed: torch.Tensor | None = None
+    by: str
+    place: Place | None
+    """Where the call was made."""
+    last: Record | None
+    """The last write to the tensor that was seen; None where the call itself has to stand for it."""
+    version: int
+    described: Callable[[], Tensor]
+    beside: bool
+    changed: torch.Tensor | None
     """A mask of the elements that changed; None where all may have."""
+
+    def event(self) -> Undeclared:
+        write = Write("", site_of(self.place), via="undeclared", tensor=self.described())
+        if (last := self.last) is not None:
+            op, site = last.written.op, site_of(last.place)
+            write = replace(write, op=op, site=site, version_before=last.version, version_after=self.version)
+        return Undeclared(self.by, write, site_of(self.place), self.beside)
 
 
 def arm(context: Context, way: Way) -> None:
@@ -132,9 +145,9 @@ class Writers:
                 for one in args
                 if isinstance(one, torch.Tensor) and one.requires_grad and (made := _made(one)) is not None
             ]
-        beside = self.beside(args)
+        beside = self.beside(given := _given(args))
         if not inputs and not beside:
-            return partial(self._forward_ends, call, None)
+            return partial(self._forward_ends, call, given, None)
         keys, looked = list[int](), list[int]()
         for _, _, key, _, digest in [*inputs, *(one.input for one in beside)] if beside else inputs:
             if key is not None:
@@ -146,14 +159,14 @@ class Writers:
         context.thread.given.append(forward)
         if looked:
             context.attend(self._looking, looked)
-        return partial(self._forward_ends, call, forward)
+        return partial(self._forward_ends, call, given, forward)
 
-    def _forward_ends(self, call: ForwardCall, forward: Forward | None, returned: bool) -> None:
+    def _forward_ends(self, call: ForwardCall, given: _Given, forward: Forward | None, returned: bool) -> None:
         try:
             if returned and forward is not None:
                 self.ended(call.function.__name__, forward.inputs, forward.beside, call.dirty, forward.since)
             if returned:
-                self.returned(call.result, call.args)
+                self.returned(call.result, given)
         finally:
             if forward is not None:
                 self._context.thread.given.remove(forward)
@@ -161,16 +174,17 @@ class Writers:
                 if forward.looked:
                     self._context.ignore(self._looking, forward.looked)
 
-    def beside(self, args: Iterable[object]) -> list[Beside]:
-        """Return what earlier calls returned on the memory of these arguments, if it is in the graph and still there.
+    def beside(self, given: _Given) -> list[Beside]:
+        """Return what earlier calls returned on the memory that a call is given, if it is in the graph and still there.
 
         A write that moves its version is left out later: PyTorch refuses to go on with it.
         """
         if not self._results or self._context.contents is None:
             return []
         found = []
-        for key in _given(args):
-            results = self._results.get(key, deque())
+        for key in given:
+            if (results := self._results.get(key)) is None:
+                continue
             for result in list(results):
                 tensor = result.memory.tensor()
                 if tensor is None or not result.memory.is_below(tensor):
@@ -182,13 +196,13 @@ class Writers:
                     found.append(Beside(_input(tensor, result.made, True), old))
         return found
 
-    def returned(self, result: object, args: Iterable[object]) -> None:
-        """Remember the tensors in the graph that a call returned on the memory of its arguments."""
-        if not (keys := _given(args)):
+    def returned(self, result: object, given: _Given) -> None:
+        """Remember the tensors in the graph that a call returned on the memory that it was given."""
+        if not given:
             return
         for tensor in tensor_state.tensors_in(result):
             key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
-            if key is not None and key in keys and (made_by := _made(tensor)) is not None:
+            if key is not None and key in given and (made_by := _made(tensor)) is not None:
                 of_key = self._results.pop(key, None) or deque(maxlen=KEPT)
                 of_key.append(_Result(Witness(key, tensor), made_by))
                 self._results[key] = of_key
@@ -213,22 +227,23 @@ class Writers:
         """Remember the tensors that a call overwrote without declaring them `dirty`. The call has returned; the writes
         to its inputs were remembered `since` it began."""
         changed: list[tuple[Input, Beside | None]] = [(one, None) for one in inputs if _has_changed(one)]
-        changed += [(one.input, one) for one in beside if not _has_moved(one.input) and _has_changed(one.input)]
+        if beside:
+            changed += [(one.input, one) for one in beside if not _has_moved(one.input) and _has_changed(one.input)]
         place = caller() if changed else None
         for (tensor, made, key, _, _), result in changed:
             if any(declared is tensor for declared in dirty):
                 continue
-            writes = [] if since is None else write_history.since(self._context.memory, since + 1)
-            writes = [one for one in writes if one.key == key and one.written.op not in ("data=", "swap_tensors")]
+            writes = [] if since is None else self._context.memory.writes_since(since + 1, key)
+            writes = [one for one in writes if one.written.op not in ("data=", "swap_tensors")]
             if len(inputs) + len(beside) == 1 and writes and all(one.written.op in SHIFTS for one in writes):
                 continue
             mask = None
             if result is not None and result.old is not None:
                 with modes.aside():
                     mask = tensor_state.detach(tensor) != result.old
-            last, described = writes[-1] if writes else None, later_of(tensor)
-            event = partial(_undeclared, by, place, last, int(tensor._version), described, result is not None)
-            self._remember(_Overwritten(made, engine_state.next_node(), event, mask))
+            last, version, node = writes[-1] if writes else None, int(tensor._version), engine_state.next_node()
+            described, is_beside = later_of(tensor), result is not None
+            self._remember(_Overwritten(made, node, by, place, last, version, described, is_beside, mask))
 
     def _remember(self, one: _Overwritten) -> None:
         self.overwritten.setdefault(one.made[0], []).append(one)
@@ -262,25 +277,6 @@ class Writers:
         return list(found.values())
 
 
-def _undeclared(
-    by: str, place: Place | None, last: Record | None, version: int, described: Callable[[], Tensor], beside: bool
-) -> Undeclared:
-    """Return the event for a write to an input: the `last` that was seen, after which the input had this `version`; the
-    call itself, made at `place`, where none was seen."""
-    if last is None:
-        write = Write("", site_of(place), via="undeclared", tensor=described())
-    else:
-        write = Write(
-            last.written.op,
-            site_of(last.place),
-            via="undeclared",
-            version_before=last.version,
-            version_after=version,
-            tensor=described(),
-        )
-    return Undeclared(by, write, site_of(place), beside)
-
-
 def _input(tensor: torch.Tensor, made: Made, contents: bool) -> Input:
     digest = fingerprint(tensor) if contents and tensor.is_cpu else None
     return tensor, made, storages.storage_key(tensor), tensor._version, digest
@@ -309,9 +305,17 @@ def _made(tensor: torch.Tensor) -> Made | None:
     return None if node is None else (node._sequence_nr(), node.name(), tensor.output_nr)
 
 
-def _given(args: Iterable[object]) -> set[int | None]:
+_Given = set["int | None"]
+"""The memory of the arguments of a call that are not in the graph."""
+
+
+def _given(args: Iterable[object]) -> _Given:
     """Return the memory of the arguments that are not in the graph: what a call is given to write its result to."""
-    return {storages.storage_key(one) for one in args if isinstance(one, torch.Tensor) and not one.requires_grad}
+    keys = set[int | None]()
+    for one in args:
+        if isinstance(one, torch.Tensor) and not one.requires_grad:
+            keys.add(storages.storage_key(one))
+    return keys
 
 
 def _sees(user: Any, changed: torch.Tensor | None) -> bool:
@@ -354,7 +358,7 @@ class Operators:
         if context.contents is None or not context.thread.watched:
             return None
         values = [*args, *kwargs.values()]
-        results = writers.beside(values) if torch.is_grad_enabled() else []
+        results = writers.beside(_given(values)) if torch.is_grad_enabled() else []
         given = {
             (key, span_of(tensor)): tensor
             for tensor in tensor_state.tensors_in(values)
@@ -372,7 +376,7 @@ class Operators:
         def after(result: object) -> None:
             if context.thread.watched and torch.is_grad_enabled():
                 writers.ended(op, (), results)
-                writers.returned(result, values)
+                writers.returned(result, _given(values))
             for (key, span), tensor in tensors.items():
                 for handle in live.at(key, span):
                     _, digest, version = was.get(id(handle)) or (handle, handle.digest, int(handle.alias._version))

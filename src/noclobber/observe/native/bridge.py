@@ -47,7 +47,7 @@ class Bridge(HotPath):
         self._moments = ctypes.c_int64.from_buffer(records.latest)  # not to be moved: the native part has its address
         asked = SimpleNamespace(
             kind_of=self._guarded(_kind_of),
-            place_here=self._guarded(sites.caller),
+            place_here=self._guarded(lambda: sites.place_of(sys._getframe(1))),
             identity=sites.identity,
             make_handle=self._handle,
             has_saves=self._guarded(partial(_is_alive, context.live)),
@@ -200,6 +200,7 @@ def begin(context: Context) -> None:
             _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
             return
         digests.of_usual, storages.ref_of_usual = _bridge.fingerprint, _bridge.storage_ref
+        sites.of_native = _bridge.place_here
     context.native = context.memory.native = context.live.beside = _bridge
     if context.contents is not None:
         context.contents.sees_all_writes = False

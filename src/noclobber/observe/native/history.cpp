@@ -159,12 +159,35 @@ void note_views(PyObject *op) {
   views.push_back({(int64_t)at::sequence_number::peek(), op, place});
 }
 
+static py::tuple shown(const Record &one) {
+  auto where = py::make_tuple(one.offset, shown(one.sizes), shown(one.strides), shown(one.dtype));
+  return py::make_tuple(shown(one.written), shown(one.place), one.key, one.version, where, shown(one.step),
+                        one.in_backward, one.node, one.moment, one.in_graph);
+}
+
 py::list take_records() {
   py::list rows;
   for (const Record &one : taken_out(records)) {
-    auto where = py::make_tuple(one.offset, shown(one.sizes), shown(one.strides), shown(one.dtype));
-    rows.append(py::make_tuple(shown(one.written), shown(one.place), one.key, one.version, where, shown(one.step),
-                               one.in_backward, one.node, one.moment, one.in_graph));
+    rows.append(shown(one));
+  }
+  return rows;
+}
+
+py::list writes_since(int64_t moment, uintptr_t key) {
+  std::vector<Record> found;
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    int older = 0; // records of several threads may lie in another order than that of their moments
+    for (auto one = records.rbegin(); one != records.rend() && older < 16; ++one) {
+      older += one->moment < moment;
+      if (one->moment >= moment && one->key == key) {
+        found.push_back(*one);
+      }
+    }
+  }
+  py::list rows;
+  for (auto one = found.rbegin(); one != found.rend(); ++one) {
+    rows.append(shown(*one));
   }
   return rows;
 }

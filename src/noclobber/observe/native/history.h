@@ -49,6 +49,8 @@ void note_views(PyObject *op);
 
 // Return what was noted since the last call, as `Record` and `Memory.views` have it. With the GIL.
 pybind11::list take_records();
+// Returns those to a storage, made at a moment or later, and keeps them; oldest first.
+pybind11::list writes_since(int64_t moment, uintptr_t key);
 pybind11::list take_views();
 
 void forget_history();

@@ -238,6 +238,7 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   define("hand_over", [](std::optional<uintptr_t> storage) { hand_over(storage); });
   define("meet", &meet);
   define("take_records", &take_records);
+  define("writes_since", &writes_since);
   define("take_views", &take_views);
   define("place_of_node", [](int64_t node) { return shown(thread().place_of(node)); });
   define("gradients_behind", &gradients_behind);

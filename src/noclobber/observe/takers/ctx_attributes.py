@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -89,7 +88,7 @@ def _parts(value: object, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]
 def arm(context: Context, way: Way) -> None:
     """Compare the tensors that custom Functions keep as attributes of their ctx."""
     stashes = CtxSaves(context, way)
-    context.forwards.watch(way, lambda call: partial(stashes.take, call))
+    way.add(context.forwards.takes, way.entry(stashes.take))
     way.add(context.forwards.forgets, way.entry(stashes.forget))
     context.customs.watch(way, stashes.begins)
 
@@ -110,7 +109,7 @@ class CtxSaves:
         Writes that forward itself made to a stash are part of what it kept, not clobbers.
         """
         ctx: Any = call.ctx
-        if not (returned and call.kept and torch.is_grad_enabled() and any(ctx.needs_input_grad)):
+        if not (returned and torch.is_grad_enabled() and any(ctx.needs_input_grad)):
             return
         made = list[CtxSave]()
         for name, place in call.kept.items():

@@ -142,7 +142,8 @@ def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:
         context.untracked.taken_out(tensor, key, "data")
         if context.contents is not None and not is_leaf(tensor):
             compare(context.contents, context.live.at(key))
-            context.contents.moves(key, storages.storage(tensor))
+            if key not in context.contents.moved:
+                context.contents.moves(key, storages.storage(tensor))
 
 
 def _is_about_to_detach(context: Context, tensor: torch.Tensor) -> None:

@@ -41,7 +41,7 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
         return None
     found: list[Span | None] = []
     for file in _files(moved, sources):
-        rows = [] if moved.rebound else _resized(file, moved)
+        rows = [] if moved.rebound else _resized(file, moved, is_argument=_is_argument(moved, sources))
         if moved.rebound:
             stores = [node for node in _named(file, moved) if isinstance(node.ctx, ast.Store)]
             rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
@@ -60,13 +60,21 @@ _LONGER = ("append", "appendleft", "extend", "extendleft", "insert", "add", "upd
 _SHORTER = ("pop", "popleft", "popitem", "clear", "remove", "discard")
 
 
-def _resized(file: File, moved: Moved) -> Sequence[ast.expr]:
+def _is_argument(moved: Moved, sources: Sequence[str]) -> bool:
+    """Return True for an argument of the region, which has no owner: no source has an attribute of that name."""
+    if moved.is_variable or moved.name != moved.attribute:
+        return False
+    return not any(True for file in _files(moved, sources) for _ in attributes(file.tree, moved.attribute))
+
+
+def _resized(file: File, moved: Moved, *, is_argument: bool) -> Sequence[ast.expr]:
     """Return where a method of a list, dict or set makes it longer or shorter, as it is now: `self.seen.append(x)`."""
     was, now = (re.fullmatch(r"(\d+) long", said) for said in (moved.was, moved.now))
     if was is None or now is None:
         return []
     methods = _LONGER if int(now[1]) > int(was[1]) else _SHORTER
-    named = [node for node in _named(file, moved) if not _of_another(file, node, moved)]
+    every = _named(file, moved, is_argument=is_argument)
+    named = [node for node in every if not _of_another(file, node, moved)]
     return [node for node in named if isinstance(held := file.above[node], ast.Attribute) and held.attr in methods]
 
 
@@ -93,14 +101,13 @@ def _files(moved: Moved, sources: Sequence[str]) -> Iterator[File]:
     yield from (file for file in map(file_at, naming) if file is not None)
 
 
-def _named(file: File, moved: Moved) -> Iterator[ast.Name | ast.Attribute]:
+def _named(file: File, moved: Moved, *, is_argument: bool = False) -> Iterator[ast.Name | ast.Attribute]:
     last = moved.attribute.rpartition(".")[2]
-    found = [] if moved.is_variable and last == moved.attribute else list(attributes(file.tree, last))
-    if found or moved.name != moved.attribute:
-        yield from found
-    else:  # a variable, or an argument of the region
+    if is_argument or (moved.is_variable and last == moved.attribute):
         names = uses_in(file.tree, last)
         yield from (node for node in names if not isinstance(file.nearest(node, ast.ClassDef, *FUNCTION), ast.ClassDef))
+    else:
+        yield from attributes(file.tree, last)
 
 
 def _is_self(node: ast.AST) -> bool:

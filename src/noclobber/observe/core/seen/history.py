@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import takewhile
 from operator import attrgetter
 from typing import Protocol
 from weakref import ref
@@ -94,6 +95,14 @@ class Memory:
         self._pruning = lock()
         self._counting = lock()
 
+    def writes_since(self, begin: int, key: int | None) -> list[Record]:
+        """Return the remembered writes to a storage from a moment on, oldest first."""
+        logged, native = self.logged, self.native
+        if native is not None and key is not None and not self.steps and (not logged or logged[-1].moment < begin):
+            return native.writes_since(begin, key)
+        found = takewhile(lambda one: one.moment >= begin, reversed(self.recent))
+        return [one for one in found if one.key == key][::-1]
+
     @property
     def recent(self) -> list[Record]:
         """Writes, oldest first. A write to a tensor in the graph moves the version counter of all saves of it."""
@@ -168,16 +177,19 @@ class Memory:
 
     def read_again(self, keys: Iterable[int], more: int) -> None:
         """Count one reader more (1) of these storages, or one less (-1)."""
-        self._counts.append((keys, more))
         if self._counting._is_owned():
-            return  # a garbage collection has led here from the loop below, which goes on
+            self._counts.append((keys, more))  # a garbage collection has led here from the loop below, which goes on
+            return
         with self._counting:
-            while self._counts:
-                keys, more = self._counts.popleft()
+            reread = self.reread
+            while True:
                 for key in keys:
-                    self.reread[key] = count = self.reread.get(key, 0) + more
+                    reread[key] = count = reread.get(key, 0) + more
                     if count <= 0:
-                        del self.reread[key]
+                        del reread[key]
+                if not self._counts:
+                    return
+                keys, more = self._counts.popleft()
 
     def read_again_by(self, reader: object, keys: Iterable[int]) -> None:
         """Remember the writes to these storages as long as `reader` lives."""

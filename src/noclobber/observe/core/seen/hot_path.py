@@ -87,6 +87,10 @@ class HotPath:
         """Return the writes that were taken since the last call, oldest first, in all threads."""
         return [Record(*fields) for fields in self._native.take_records()]
 
+    def writes_since(self, moment: int, key: int) -> list[Record]:
+        """Return the writes to a storage that were taken since a moment and that nobody has asked `records` for."""
+        return [Record(*fields) for fields in self._native.writes_since(moment, key)]
+
     def around_steps(
         self,
         before: Callable[..., None],
