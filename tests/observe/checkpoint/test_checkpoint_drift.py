@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from noclobber.rules import explain
@@ -166,6 +167,33 @@ def test_another_dropout_mask_is_a_drift_without_a_write(reentrant):
 
     (drift,) = hear(program)[0].events
     assert drift.writes == ()
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("calls_made", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls_made += 1
+        return self.norm(functional.dropout(x.exp(), 0.5))
+
+
+@MODES
+def test_what_both_runs_write_and_nothing_reads_is_not_to_blame(reentrant):
+    """The dropout masks differ. Batch norm moves its statistics in both runs, and the counter counts both."""
+
+    def program():
+        y = checkpoint(Counting(), leaf(4, 3), use_reentrant=reentrant, preserve_rng_state=False)
+        y.square().sum().backward()
+
+    heard, _ = hear(program)
+    (drift,) = heard.events
+    assert not any(write.is_statistics for write in drift.writes)
+    found = explain(drift)
+    assert found.message == "a checkpointed region gives other bytes when backward runs it again"
+    assert "preserve_rng_state=True" in helped(found)
 
 
 def test_an_argument_that_was_overwritten_is_one_finding():

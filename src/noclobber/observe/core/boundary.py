@@ -21,6 +21,7 @@ from noclobber.model.reports.error import ClobberError, UnsupportedTorch
 from noclobber.model.reports.report import Lost
 from noclobber.model.source import Owner, owner_of
 from noclobber.observe.torch_api.dispatch import compile_guard
+from noclobber.observe.torch_api.dispatch.modes import plain
 from noclobber.observe.torch_api.patches import Patches
 
 P = ParamSpec("P")
@@ -98,12 +99,14 @@ class Way:
         """Return what `make` returns of the arguments; None if it fails, or if the way is off. Raises only
         ClobberError.
 
-        With `also_off` it is called while the way is off too, which a function that undoes something needs.
+        With `also_off` it is called while the way is off too, which a function that undoes something needs. The
+        program's own `__torch_function__`, of a subclass or of a mode, sees nothing of what is asked of its tensors.
         """
         if not (self.on or also_off):
             return None
         try:
-            return make(*args, **kwargs)
+            with plain():
+                return make(*args, **kwargs)
         except ClobberError:
             raise
         except Exception as failure:

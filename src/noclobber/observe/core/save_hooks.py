@@ -23,7 +23,7 @@ from noclobber.observe.core.seen.records import latest, taken
 from noclobber.observe.core.seen.sites import place_of
 from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, hook_stack, native_saves
-from noclobber.observe.torch_api.dispatch import compile_guard
+from noclobber.observe.torch_api.dispatch import compile_guard, modes
 from noclobber.observe.torch_api.frames import passed_over
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import OUTSIDE, Digest, digest_of, fingerprint, shown
@@ -72,11 +72,15 @@ def _packing(context: Context, late: Callable[[Context, torch.Tensor], Handle]) 
     next_node, frame_of, detach = engine_state.next_node, sys._getframe, tensor_state.detach
     at_save = context.contents.at_pack if context.contents is not None else None
     arming = context.armings
+    functions_enabled, function_modes = modes.functions_enabled, modes.function_modes
     views_are_visited = gc.is_tracked((ctypes.c_char * 0)())  # else `leave_out` would write beside them
 
     def pack(tensor: torch.Tensor) -> Handle:
         moment = latest[0]  # before the question: where seeing begins anew meanwhile, the save is from before
         try:
+            if functions_enabled() and (type(tensor) not in storages.PLAIN or function_modes()):
+                with modes.plain():
+                    return pack(tensor)
             if context.armings != arming:
                 return late(context, tensor)
             if not tensor._is_view():

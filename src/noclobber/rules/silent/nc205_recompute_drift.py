@@ -127,6 +127,8 @@ def find(event: Event) -> Finding | None:
         return _differs(event, moved)
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
+    if event.is_guess and event.repeated:  # as a counter, which both runs move and nothing reads
+        writes = [write for write in writes if _is_read(event, write)]
     writes.sort(key=lambda write: not is_step(write))
     if not writes and (drawn := _drawn(event)) is not None:
         return drawn

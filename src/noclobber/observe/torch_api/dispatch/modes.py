@@ -16,6 +16,8 @@ transforms_active: Callable[[], bool] = private.lookup("_C._are_functorch_transf
 """Returns True while this thread is inside torch.func."""
 function_modes: Callable[[], int] = private.lookup("_C._len_torch_function_stack")
 """Returns how many `__torch_function__` modes the program has entered in this thread."""
+functions_enabled: Callable[[], bool] = private.lookup("_C._is_torch_function_enabled")
+"""Returns False inside the `__torch_function__` of a subclass that goes on to PyTorch's own, and inside `plain`."""
 set_grad: Callable[[bool], None] = private.lookup("_C._set_grad_enabled")
 """Does what `torch.no_grad` does at its begin and end, which takes five times as long (torch 2.13)."""
 _modes_on_stack: Callable[[], int] = private.lookup("_C._len_torch_dispatch_stack")
