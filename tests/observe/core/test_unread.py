@@ -365,3 +365,26 @@ def test_what_only_an_unasked_gradient_needs_is_not_read(product, how, written, 
     right = bare(lambda: program(False))
     heard, found = hear(lambda: program(True))
     assert bool(heard.clobbers) == (not all(torch.equal(one, other) for one, other in zip(right, found, strict=True)))
+
+
+class Named(torch.autograd.Function):
+    """A Function whose ctx has an attribute that nodes of leaves have."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.variable = [1, 2]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_a_ctx_may_have_any_attribute():
+    def program():
+        a, b = numbers(3), numbers(3)
+        y = Named.apply(a) * b
+        b.data.mul_(3)
+        return torch.autograd.grad(y.sum(), a)
+
+    assert len(hear(program)[0].clobbers) == 1

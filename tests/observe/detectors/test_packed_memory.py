@@ -372,8 +372,40 @@ def test_a_row_of_a_pool_that_is_given_to_a_later_save_raises_where_bytes_are_pr
         deep(Ring(2))
 
 
+def test_a_whole_buffer_that_is_given_to_a_later_save():
+    buffers, saved = [torch.empty(2, 3) for _ in range(2)], []
+
+    def pack(tensor):
+        saved.append(len(saved))
+        buffers[saved[-1] % 2].copy_(tensor)  # mutated
+        return saved[-1] % 2
+
+    class Buffers:
+        def on(self):
+            return saved_tensors_hooks(pack, lambda index: buffers[index])
+
+    heard, _ = hear(lambda: deep(Buffers()))
+    (clobber,) = heard.clobbers
+    assert any(is_marked(write.site, "mutated") for write in clobber.writes)
+
+
 def rounding():
     return deep(Ring(3, dtype=torch.bfloat16))
+
+
+def rounding_of_what_is_rounded_later():
+    """What the hooks give back for one save is what another one was, and nothing was overwritten."""
+    rows = []
+
+    def pack(tensor):
+        rows.append(tensor.detach().half().float())
+        return len(rows) - 1
+
+    x = torch.linspace(-1, 1, 6).requires_grad_()
+    with saved_tensors_hooks(pack, lambda index: rows[index]):
+        y = x * x + (x.detach().half().float() * torch.ones(6, requires_grad=True)).detach() * x
+    y.sum().backward()
+    return x.grad
 
 
 def too_small_but_copied():
@@ -411,7 +443,10 @@ def transposed():
     return x.grad
 
 
-@pytest.mark.parametrize("program", [rounding, too_small_but_copied, brought_back, brought_back_rounded, transposed])
+@pytest.mark.parametrize(
+    "program",
+    [rounding, rounding_of_what_is_rounded_later, too_small_but_copied, brought_back, brought_back_rounded, transposed],
+)
 def test_a_pool_of_indexes_that_is_right(program):
     heard, found = hear(program)
     assert not heard.clobbers

@@ -431,7 +431,7 @@ class UntrackedWrites:
         read_at = graph.times_of_reads(edges)
         for node, following, index in edges:
             leaf = getattr(following, "variable", None)
-            if leaf is not None:
+            if isinstance(leaf, torch.Tensor):  # a ctx may have any `variable`
                 passed.add(tensor_state.identity(leaf))
                 written = next(([one] for one in leaves if one.target.is_leaf(leaf)), [])
             elif (output := (following._sequence_nr(), following.name(), index)) in outputs:

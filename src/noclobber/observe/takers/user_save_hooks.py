@@ -25,7 +25,7 @@ from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.history import ANYWHERE, Memory
 from noclobber.observe.core.seen.reads import read_by
-from noclobber.observe.core.seen.records import here, moment, reading
+from noclobber.observe.core.seen.records import here, latest, moment, reading
 from noclobber.observe.core.seen.sites import Place, place_of, site_of
 from noclobber.observe.describe import clobbers, write_history
 from noclobber.observe.torch_api import private
@@ -165,11 +165,12 @@ def _wrapped(context: Context, way: Way, pack: Pack, unpack: Unpack) -> tuple[Pa
             return unpack(packed)
         looked = way.guarded(_looked_at, context, packed) if packed.packed else None
         value, changed = (packed.value, ()) if looked is None else looked
+        began = latest[0]
         tensor = unpack(value)
         if changed:
             way.guarded(_tell, context, packed, changed, tensor)
         if isinstance(tensor, torch.Tensor):
-            old = way.guarded(_read, context, packed, tensor)
+            old = way.guarded(_read, context, packed, tensor, began)
             if old is not None:
                 return old
         return tensor
@@ -196,15 +197,15 @@ def _logging(memory: Memory, way: Way, around: AbstractContextManager[None]) -> 
         way.guarded(memory.read_again, (ANYWHERE,), -1, also_off=True)
 
 
-def _read(context: Context, packed: UserSave, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Compare the tensor that the program's unpack hook returned with the save.
+def _read(context: Context, packed: UserSave, tensor: torch.Tensor, began: int) -> torch.Tensor | None:
+    """Compare the tensor that the program's unpack hook returned with the save. `began` is the moment when it began.
 
     Returns the saved tensor where its bytes were kept and the hook returned other ones; else None.
     """
     if packed.spare is not None and (old := _spared(packed, packed.spare, tensor)) is not None:
         return old
     if context.bus.listeners:
-        _compare(context, packed, tensor)
+        _compare(context, packed, tensor, began)
     return None
 
 
@@ -324,7 +325,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
     policy.report(context, found)
 
 
-def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
+def _compare(context: Context, kept: UserSave, tensor: torch.Tensor, began: int) -> None:
     """Report a clobber if the program's hooks give back the same memory that was saved and its bytes have changed.
 
     Other bytes in other memory are no clobber: hooks may quantise, compress or round. Raises ClobberError where
@@ -335,7 +336,7 @@ def _compare(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
     original, moved = kept.tensor(), not kept.is_below(tensor)
     if tensor is not original and (moved or geometry(tensor) != kept.where):
         if not kept.in_sight:
-            _compare_elsewhere(context, kept, tensor)
+            _compare_elsewhere(context, kept, tensor, began)
         return
     node = engine_state.current_node()
     digest = None if kept.digest is None else fingerprint(tensor)
@@ -366,23 +367,23 @@ class _Elsewhere:
         return isinstance(digest, int) and self._saved.get(digest, moment) > moment
 
 
-def _compare_elsewhere(context: Context, kept: UserSave, tensor: torch.Tensor) -> None:
-    """Report memory of a pool that has been given to a later save, where the unpack hook gives back the bytes of that
-    save, in memory that the program holds. Other bytes say nothing: hooks may quantise, compress or round."""
+def _compare_elsewhere(context: Context, kept: UserSave, tensor: torch.Tensor, began: int) -> None:
+    """Report memory of a pool that has been given to a later save: the unpack hook gives back the bytes of that save,
+    and the memory was written between the two hooks. Other bytes say nothing: hooks may quantise, compress or round."""
     context.bus.not_seen("saves that the program's own saved-tensor hooks keep elsewhere")
     node, key = engine_state.current_node(), storages.storage_key(tensor)
-    if key is None or kept.digest is None or storages.is_only_holder(tensor) or not clobbers.is_read(kept, node):
+    if key is None or kept.digest is None or not clobbers.is_read(kept, node):
         return
     now, later = fingerprint(tensor), context.state(_Elsewhere)
-    if (
-        _is_stored_alike(kept.where, geometry(tensor))
-        and not same(kept.digest, now)
-        and later.was_saved_after(now, kept.moment)
-    ):
+    if not _is_stored_alike(kept.where, geometry(tensor)) or same(kept.digest, now):
+        return
+    between = write_history.since(context.memory, kept.moment, began + 1)
+    written = [one for one in between if one.key == key and one.version is not None]
+    if written and later.was_saved_after(now, kept.moment):
         read = Witness(key, tensor, kept.digest, geometry(tensor))
-        since = write_history.since(context.memory, kept.moment)
-        read.version = next((one.version for one in since if one.key == key and one.version is not None), read.version)
-        policy.report(context, _found(context, kept, read, tensor, node, tensor._version, now, None))
+        read.version = written[0].version or 0
+        found = _found(context, kept, read, tensor, node, tensor._version, now, None)
+        policy.report(context, [one for one in found if any(write.op and write.overlaps for write in one.writes)])
 
 
 def _is_stored_alike(one: Geometry | None, other: Geometry) -> bool:

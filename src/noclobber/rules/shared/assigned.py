@@ -72,10 +72,19 @@ def _resized(file: File, moved: Moved, *, is_argument: bool) -> Sequence[ast.exp
     was, now = (re.fullmatch(r"(\d+) long", said) for said in (moved.was, moved.now))
     if was is None or now is None:
         return []
-    methods = _LONGER if int(now[1]) > int(was[1]) else _SHORTER
+    longer = int(now[1]) > int(was[1])
     every = _named(file, moved, is_argument=is_argument)
     named = [node for node in every if not _of_another(file, node, moved)]
-    return [node for node in named if isinstance(held := file.above[node], ast.Attribute) and held.attr in methods]
+    return [node for node in named if _resizes(file.above[node], node, longer=longer)]
+
+
+def _resizes(held: ast.AST, node: ast.expr, *, longer: bool) -> bool:
+    """Return True for `rows.append(x)`, `table[key] = x`, `rows += more`; not `longer`: `rows.pop()`, `del rows[0]`."""
+    if isinstance(held, ast.Attribute):
+        return held.attr in (_LONGER if longer else _SHORTER)
+    if isinstance(held, ast.Subscript) and held.value is node:
+        return isinstance(held.ctx, ast.Store if longer else ast.Del)
+    return longer and isinstance(held, ast.AugAssign) and held.target is node
 
 
 def _sets(value: ast.expr | None, moved: Moved) -> bool:

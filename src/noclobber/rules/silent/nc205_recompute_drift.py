@@ -63,6 +63,7 @@ from noclobber.model.reports.finding import Cause, Cure, Finding, Suggestion, la
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Write
 from noclobber.model.seen.silent import Drift, Event, Moved
+from noclobber.model.source import source_text
 from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.assigned import assignment, is_read
 from noclobber.rules.shared.causes import cause, is_step, overlapping
@@ -71,7 +72,7 @@ from noclobber.rules.shared.refusing import Text, refused
 from noclobber.rules.shared.stepping import step_cures
 from noclobber.rules.shared.story import story
 from noclobber.rules.shared.wording import name_in_words, node_in_words
-from noclobber.rules.shared.writetext import words_at
+from noclobber.rules.shared.writetext import words_at, write_of
 from noclobber.syntax.names import calls, dotted, is_given, is_read_besides
 from noclobber.syntax.tree import place_of, starts
 
@@ -127,8 +128,8 @@ def find(event: Event) -> Finding | None:
         return _differs(event, moved)
     clobber = Clobber(event.save, event.writes, event.read, event.save.version)
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
-    if event.is_guess and event.repeated:  # as a counter, which both runs move and nothing reads
-        writes = [write for write in writes if _is_read(event, write)]
+    if event.repeated and (event.is_guess or all(write.is_statistics for write in writes)):
+        writes = [write for write in writes if not _is_only_counted(event, write)]
     writes.sort(key=lambda write: not is_step(write))
     if not writes and (drawn := _drawn(event)) is not None:
         return drawn
@@ -160,6 +161,18 @@ def _is_read(drift: Drift, write: Write) -> bool:
     place = place_of(drift.save.site or drift.region)
     lines = {one.site.line for one in drift.writes if one.site is not None}
     return place is not None and is_read_besides(place.file, write.tensor.name or "", lines)
+
+
+_BY_OTHER_NAMES = ("buffers(", "state_dict(", "getattr(", "vars(", "__dict__")
+
+
+def _is_only_counted(drift: Drift, write: Write) -> bool:
+    """Return True for what both runs write, as batch norm its statistics, and nothing in the region's file reads."""
+    row = write_of(write.site).statement
+    is_alone = write.is_statistics or isinstance(row, ast.Expr | ast.AugAssign)
+    place = place_of(drift.save.site or drift.region)
+    text = source_text(place.file.path) if place is not None else "vars("
+    return is_alone and not _is_read(drift, write) and not any(one in text for one in _BY_OTHER_NAMES)
 
 
 def _differs(drift: Drift, moved: list[Moved]) -> Finding:

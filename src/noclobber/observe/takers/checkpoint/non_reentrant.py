@@ -265,10 +265,11 @@ def _from_frames(context: Context, way: Way, frame_type: Any) -> None:
             with native_saves.without_hooks():
                 save(frame, *args)
         else:
-            way.guarded(saved_inputs, frame, args)
+            way.guarded(saved_inputs, frame, args, ours)
 
-    def saved_inputs(frame: Any, args: tuple[object, ...]) -> None:
-        if context.thread.watched:
+    def saved_inputs(frame: Any, args: tuple[object, ...], hooks: hook_stack.Pair | None) -> None:
+        # What other hooks pack may be kept elsewhere. PyTorch then keeps no argument alive.
+        if context.thread.watched and are_ours(hooks):
             given = [Given(argument, _may_be_detached(argument)) for argument in args]
             _mark(save for save in frame.saved_args if isinstance(save, saved_tensor))
             frame.noclobber_given = given

@@ -272,10 +272,7 @@ class CheckpointRegion:
             groups.append(([self.outside[key] for key in used - but], False))
             groups.append(([one for key, one in self.outside.items() if key not in but], True))
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()
-        once = [noted for noted in made if noted.place not in again]
-        # Batch norm does not read the statistics that it updates in both runs.
-        twice = [noted for noted in made if noted.place not in again or not noted.written.is_statistics]
-        for records in (once, twice):
+        for records in ([noted for noted in made if noted.place not in again], made):
             weighty = [noted for noted in records if not noted.written.is_statistics]
             for group, is_guess in groups:
                 found = write_history.writes_to_any(group, weighty) or write_history.writes_to_any(group, records)

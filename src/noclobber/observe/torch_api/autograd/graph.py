@@ -135,8 +135,9 @@ def leads_to(node: Node | None, inputs: Sequence[Any]) -> bool:
     """Return True if a gradient that reaches a node goes on to one of the `inputs`; no inputs means all leaves."""
     if node is None or not inputs:
         return node is not None
-    wanted = {asked.node if not isinstance(asked, torch.Tensor) else asked.grad_fn or asked for asked in inputs}
-    return any(each in wanted or getattr(each, "variable", None) in wanted for each in walk([node]))
+    asked = [one.node if not isinstance(one, torch.Tensor) else one.grad_fn or one for one in inputs]
+    wanted = {id(one) for one in asked}  # a ctx may have any `variable`
+    return any(id(each) in wanted or id(getattr(each, "variable", None)) in wanted for each in walk([node]))
 
 
 def _is_view(node: Node) -> bool:
