@@ -388,3 +388,15 @@ def test_a_ctx_may_have_any_attribute():
         return torch.autograd.grad(y.sum(), a)
 
     assert len(hear(program)[0].clobbers) == 1
+
+
+def test_a_hook_may_read_what_only_an_unasked_gradient_needs():
+    def program():
+        a, s = numbers(3), numbers(3)
+        y = a * s
+        node = y.grad_fn
+        node.register_hook(lambda into, _: (into[0] * node._saved_self, into[1]))
+        a.data.mul_(3)
+        return torch.autograd.grad(y.sum(), a)
+
+    assert len(hear(program)[0].clobbers) == 1
