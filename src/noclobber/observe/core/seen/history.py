@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
@@ -224,7 +224,6 @@ class Memory:
         self.accumulated.clear()
         self.followed.clear()
         self.reread.clear()
-        for reader in list(self._readers):
-            self.read_again(reader.keys, 1)
+        self.reread.update(Counter(key for reader in list(self._readers) for key in reader.keys))
         self.looks.clear()
         looked_at.clear()
