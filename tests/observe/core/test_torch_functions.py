@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import noclobber
+from noclobber.observe.torch_api import before_2_12
 
 BLOCKS = {
     "versions": lambda: noclobber.watch(contents=False),
@@ -68,5 +69,7 @@ def calls_of(program, around, kind):
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_is_called_as_without_noclobber(program, block, kind):
+    if before_2_12.is_used() and (program, kind) == ("region", "mode"):
+        pytest.skip("torch 2.10 and 2.11 save the arguments of a region by a Function, which asks in the mode")
     bare = calls_of(PROGRAMS[program], nullcontext, kind)
     assert calls_of(PROGRAMS[program], BLOCKS[block], kind) == bare

@@ -14,7 +14,6 @@ from torch.autograd.graph import Node
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Read, Save, Step, Tensor, Via, Write
 from noclobber.model.seen.overlap import overlap
-from noclobber.model.source import Owner, owner_of
 from noclobber.observe.core.seen import handles, unread_saves
 from noclobber.observe.core.seen.handles import Handle, OfView
 from noclobber.observe.core.seen.history import Memory
@@ -28,7 +27,7 @@ from noclobber.observe.describe.reachable import constants
 from noclobber.observe.describe.tensor_names import name_of, user_frames
 from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.frames import outward
+from noclobber.observe.torch_api.frames import is_engine_reading
 from noclobber.observe.torch_api.tensors import shards, storages, tensor_state
 from noclobber.observe.witness.digests import (
     Digest,
@@ -88,7 +87,7 @@ def is_read(handle: object, node: Node | None) -> bool:
     recomputed counts.
     """
     call = here()
-    asked = call.inputs if call is not None and _is_engine_reading() else ()
+    asked = call.inputs if call is not None and call.inputs and is_engine_reading() else ()
     unread = unread_saves.fields(node) + unread_saves.unasked(node, asked)
     kept = (getattr(node, f"_raw_saved_{name}", None) for name in unread)
     if any(raw is not None and raw.data is handle for raw in kept):
@@ -97,13 +96,6 @@ def is_read(handle: object, node: Node | None) -> bool:
     if not writes or not all(record.written.is_statistics for record, _ in writes):
         return True
     return bool(field_of(handle, node))
-
-
-def _is_engine_reading() -> bool:
-    """Return False where code of the program reads the save, as a hook that asks a node for `_saved_self`."""
-    frames = outward(sys._getframe(1))
-    first = next((one for one in frames if owner_of(one.f_code.co_filename) is not Owner.NOCLOBBER), None)
-    return first is None or first.f_code.co_name == "_engine_run_backward"
 
 
 def is_other(handle: object, node: Node | None, tensor: torch.Tensor, before: Digest) -> bool:

@@ -33,6 +33,13 @@ def outward(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def is_engine_reading() -> bool:
+    """Return False where code of the program reads a save, as a hook that asks a node for `_saved_self`."""
+    frames = outward(sys._getframe(1))
+    first = next((one for one in frames if owner_of(one.f_code.co_filename) is not Owner.NOCLOBBER), None)
+    return first is None or first.f_code.co_name == "_engine_run_backward"
+
+
 def passed_over(value: Value) -> Value:
     """Make warnings and logging skip a function of noclobber's, or the functions of a property or class method.
 

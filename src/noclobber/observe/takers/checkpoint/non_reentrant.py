@@ -316,8 +316,10 @@ def _from_nodes(context: Context, way: Way) -> None:
     """
 
     def saved_by(node: Any, args: tuple[object, ...]) -> None:
-        if context.thread.watched and node is not None:
-            _mark(node._raw_saved_tensors)
+        # What other hooks pack may be kept elsewhere. PyTorch then keeps no argument alive.
+        saves = () if node is None else node._raw_saved_tensors
+        if context.thread.watched and node is not None and all(isinstance(save.data, Handle) for save in saves):
+            _mark(saves)
             node.noclobber_given = [Given(one, had_node=False) for one in args if isinstance(one, torch.Tensor)]
 
     def instead(node: Any, tensors: tuple[object, ...]) -> tuple[object, ...] | None:
