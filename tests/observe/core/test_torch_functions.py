@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import noclobber
 from noclobber.observe.torch_api import before_2_12
+from tests.observe.kinds import Kept
 
 BLOCKS = {
     "versions": lambda: noclobber.watch(contents=False),
@@ -31,25 +32,13 @@ class Heard(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 2 * x * gradient
-
-
 def operators(x):
     return x.sin().mul_(2)
 
 
 PROGRAMS = {
     "operators": operators,
-    "function": Square.apply,
+    "function": Kept.apply,
     "region": lambda x: checkpoint(operators, x, use_reentrant=False),
     "reentrant region": lambda x: checkpoint(operators, x, use_reentrant=True),
 }

@@ -47,8 +47,7 @@ def arm_assignments(context: Context, way: Way) -> None:
         return taken
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        with modes.plain():
-            those = way.guarded(_about_to_assign, context, tensor, value)
+        those = way.guarded(_about_to_assign, context, tensor, value)
         try:
             native.__set__(tensor, value)
         except (RuntimeError, TypeError) as error:
@@ -136,21 +135,19 @@ def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:
     What is read has a version counter of its own, and a write may bring it into the graph. What is made of a leaf's is
     a leaf, or outside of the graph, where each write is looked at.
     """
-    with modes.plain():
-        if not tensor.requires_grad or (key := storages.storage_key(tensor)) is None:
-            return
-        context.untracked.taken_out(tensor, key, "data")
-        if context.contents is not None and not is_leaf(tensor):
-            compare(context.contents, context.live.at(key))
-            if key not in context.contents.moved:
-                context.contents.moves(key, storages.storage(tensor))
+    if not tensor.requires_grad or (key := storages.storage_key(tensor)) is None:
+        return
+    context.untracked.taken_out(tensor, key, "data")
+    if context.contents is not None and not is_leaf(tensor):
+        compare(context.contents, context.live.at(key))
+        if key not in context.contents.moved:
+            context.contents.moves(key, storages.storage(tensor))
 
 
 def _is_about_to_detach(context: Context, tensor: torch.Tensor) -> None:
     """Note a tensor in the graph of which an alias is made that no longer is: it shares the version counter."""
-    with modes.plain():
-        if tensor.requires_grad and (key := storages.storage_key(tensor)) is not None:
-            context.untracked.taken_out(tensor, key, "detached")
+    if tensor.requires_grad and (key := storages.storage_key(tensor)) is not None:
+        context.untracked.taken_out(tensor, key, "detached")
 
 
 def _about_to_assign(context: Context, tensor: torch.Tensor, value: torch.Tensor) -> list[Moved]:

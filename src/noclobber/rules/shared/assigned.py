@@ -40,8 +40,9 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
     if not moved.attribute or moved.replaced:
         return None
     found: list[Span | None] = []
+    is_argument = not moved.rebound and _is_argument(moved, sources)
     for file in _files(moved, sources):
-        rows = [] if moved.rebound else _resized(file, moved, is_argument=_is_argument(moved, sources))
+        rows = [] if moved.rebound else _resized(file, moved, is_argument=is_argument)
         if moved.rebound:
             stores = [node for node in _named(file, moved) if isinstance(node.ctx, ast.Store)]
             rows = [node for node in stores if not (_makes(file, node, moved) or _of_another(file, node, moved))]
