@@ -37,6 +37,12 @@ def times_three_by_numpy(x):
     np.multiply(array, 3, out=array)
 
 
+def times_three_within(x):
+    with torch.enable_grad():
+        function(nothing, COPY).apply(x.detach().requires_grad_() * 1)
+        function(times_three, COPY).apply(x)  # called
+
+
 def plus_one(x):
     x.add_(1)
 
@@ -96,6 +102,7 @@ WRONG = [
     (times_three, COPY, both_used),
     (times_three_through_data, COPY, both_used),
     (times_three_by_numpy, COPY, used_after),
+    (times_three_within, COPY, used_after),
 ]
 RIGHT = [
     (times_three, COPY, only_the_result),

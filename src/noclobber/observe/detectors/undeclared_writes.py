@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
@@ -59,8 +59,9 @@ class Beside(NamedTuple):
     """A copy; None of a large one."""
 
 
-class Forward(NamedTuple):
-    """A forward under way."""
+@dataclass(slots=True, eq=False)
+class Forward:
+    """A forward under way. It equals no other: to compare two would compare their tensors."""
 
     inputs: list[Input]
     beside: list[Beside]
@@ -261,7 +262,7 @@ class Writers:
 
     def _passed_by(self, outputs: Iterable[Any], inputs: Sequence[Any]) -> list[Undeclared]:
         """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight
-        to the node that made the tensor."""
+        to the node that made the tensor. Of two Functions that ran in each other, the inner one made the write."""
         found: dict[int, Undeclared] = {}
         for user in graph.walk(graph.roots_of(outputs)):
             for maker, output in user.next_functions:
@@ -273,7 +274,7 @@ class Writers:
                 for overwritten in list(remembered):
                     after = overwritten.made == node and overwritten.since <= user._sequence_nr()
                     if after and _sees(user, overwritten.changed):
-                        found[id(overwritten)] = overwritten.event()
+                        found.setdefault(id(overwritten.last or overwritten), overwritten.event())
         return list(found.values())
 
 
