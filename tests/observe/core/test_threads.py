@@ -430,3 +430,41 @@ def test_a_nested_backward_works_for_its_own_call():
     assert first is second is again
     assert inner is not None
     assert inner is not first
+
+
+class Triples(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, writes):
+        if writes:
+            x.mul_(3)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3, None
+
+
+def a_function_writes_its_input(first):
+    h = torch.ones(3, requires_grad=True) * 1
+    y = Triples.apply(h, first)
+    (y if first else h + y).sum().backward()
+
+
+def a_hooked_view_is_written(first):
+    h = torch.ones(4, requires_grad=True) * 1
+    view = h[:2]
+    if first:  # and no backward comes
+        view.register_hook(lambda g: g)
+        view.mul_(3)
+    else:
+        h.sum().backward()
+
+
+@pytest.mark.parametrize("program", [a_function_writes_its_input, a_hooked_view_is_written])
+def test_what_a_thread_did_is_not_told_of_nodes_of_the_next_one_with_the_same_numbers(program):
+    with noclobber.watch() as watched:
+        for first in (True, False):
+            thread = threading.Thread(target=program, args=(first,))
+            thread.start()
+            thread.join()
+    assert not watched.findings

@@ -87,7 +87,8 @@ class _Storage(Generic[Handle]):
     def meets(self, span: Span) -> Met[Handle]:
         """Return the handles in rows whose span meets this one. Drops dead ones on the way."""
         begin, end = span
-        met, other = list[Handle](), None
+        met: list[Handle] = []
+        other = None
         for size, row in self.rows.items():
             first = bisect_left(row, begin - (1 << size), key=_begin_of)
             last = bisect_left(row, end, first, key=_begin_of)

@@ -175,20 +175,21 @@ class ForwardCall:
     """None until the forward sets an attribute."""
     kept: dict[str, Place | None] = field(default_factory=dict)
     dirty: tuple[object, ...] = ()
-    ends: Ends[Callable[[bool], object]] = field(default_factory=list)
-    """What the watchers want to be called at the end."""
+    ends: list[Callable[[bool], object]] = field(default_factory=list)
+    """Those to call at the end."""
     result: object = None
     """What the call returned; known at its end."""
 
 
-class CustomForwards(Watchers[Callable[[bool], object], ForwardCall]):
-    """The watchers of these forwards. Each is called at the end with True if the forward returned, False if it raised;
-    what it returned, and what it kept on its ctx, is on the call then."""
+class CustomForwards:
+    """Those who are told of these forwards. Each is the entry of a way of seeing."""
 
     def __init__(self) -> None:
-        super().__init__(False)
+        self.begins: list[Callable[[ForwardCall], Callable[[bool], object] | None]] = []
+        """Those to call before a forward. Each returns what is to be called at the end with True if the forward
+        returned, False if it raised; what it returned, and what it kept on its ctx, is on the call then."""
         self.takes: list[Callable[[ForwardCall, bool], object]] = []
-        """Those to call at the end of a forward that kept something on its ctx, as the watchers are, with the call."""
+        """Those to call at the end of a forward that kept something on its ctx, with the same."""
         self.forgets: list[Callable[[torch.autograd.graph.Node, str], object]] = []
         """Those to call with the ctx and the name of an attribute that is set or deleted after the forward."""
 
@@ -211,14 +212,15 @@ def arm_forwards(forwards: CustomForwards, memory: Memory, way: Way) -> None:
         if not memory.thread.watched or cls.__module__.startswith("torch.") or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)
-        call.ends = forwards.begin(call)
+        call.ends = [end for begin in tuple(forwards.begins) if (end := begin(call)) is not None]
         return call
 
     def ended(call: ForwardCall, returned: bool) -> None:
         ends, call.ends = call.ends, []  # they refer to the call, which would keep what it holds
         for take in tuple(forwards.takes) if call.kept else ():
             take(call, returned)
-        finish(ends, returned)
+        for end in ends:
+            end(returned)
         for one in call.result if isinstance(call.result, tuple) else (call.result,):
             base = one._base if isinstance(one, torch.Tensor) and one.requires_grad else None
             if base is not None and not base.requires_grad:

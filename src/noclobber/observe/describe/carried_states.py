@@ -68,7 +68,7 @@ def carried(
             leading += [(held, there)] * bool(there)
     lasting = [one for one in leading if not is_fresh(site, re.split(r"\W", one[0].name)[0])]
     known = {edge for _, there in leading for edge in there}
-    found = dict[int, list[Held]]()
+    found: dict[int, list[Held]] = {}
     for held, _ in lasting if known == {edge for _, there in lasting for edge in there} else leading:
         found.setdefault(id(held.value), []).append(held)
     states = tuple(

@@ -47,7 +47,7 @@ def optimizers(frame: FrameType | None) -> tuple[Optimizer, ...]:
             for number, one in {id(one): one for one in known.values()}.items()
         }
         common = {key for key, count in Counter(chain.from_iterable(own.values())).items() if count > 1}
-        alone = set[int | None]()
+        alone: set[int | None] = set()
         for held in reachable(user_frames(frame)):
             # By a name beside modules, or as an attribute of `self`, a statement may read the parameter.
             is_of_self = held.name.startswith("self.") and held.name.count(".") == 1
@@ -74,7 +74,7 @@ def _stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def leading_only_to(keys: Collection[int | None], frames: Iterable[FrameType]) -> tuple[str, ...]:
     """Return the variables of frames that hold a tensor whose graph leads to nothing but leaves on these storages."""
-    found = dict[str, bool]()
+    found: dict[str, bool] = {}
     for frame in frames:
         for name, value in variables(frame).items():
             node = value.grad_fn if type(value) in PLAIN and value.requires_grad else None

@@ -64,7 +64,7 @@ def variables(frame: FrameType) -> dict[str, Any]:
 def constants(frames: Iterable[FrameType]) -> tuple[str, ...]:
     """Return the names of variables, and of attributes of `self`, that hold numbers or tensors which require no
     gradient, or rows of such, in each of these frames that has the name."""
-    known = dict[str, bool]()
+    known: dict[str, bool] = {}
     for frame in frames:
         own = variables(frame)
         itself = own.get("self")

@@ -27,7 +27,7 @@ _MOST = 64
 class _Hooked:
     """A view on which the program registered a hook.
 
-    `node` is the number of its node at that time, `behind` that of the node that its gradient flows to next.
+    `made` is what made it then, `behind` the first output of the node that its gradient flows to next.
     """
 
     described: Callable[[], Tensor]
@@ -35,8 +35,8 @@ class _Hooked:
     key: int
     storage: storages.StorageRef
     """Tells whether the memory of `key` is still there."""
-    node: int
-    behind: int
+    made: graph.Output
+    behind: graph.Output
     write: Record | None = None
     """The first write to the view since then."""
 
@@ -72,10 +72,10 @@ class HookedViews:
         if len(self._hooked) >= _MOST:
             self._make_room()
         if behind is not None and len(self._hooked) < _MOST:
-            about, number = clobbers.later_of(tensor), tensor.grad_fn._sequence_nr()
+            about, made = clobbers.later_of(tensor), graph.output_ref(tensor.grad_fn, 0)
             self._context.attend(self._looking, [key])
             storage = storages.storage_ref(tensor)
-            self._hooked.append(_Hooked(about, place, key, storage, number, behind._sequence_nr()))
+            self._hooked.append(_Hooked(about, place, key, storage, made, graph.output_ref(behind, 0)))
 
     def _make_room(self) -> None:
         """Forget the views that can no longer be written, as their memory is gone; if all of these were written before,
@@ -93,14 +93,15 @@ class HookedViews:
 
     def _backward_begins(self, backward: Backward) -> None:
         """Report the hooks that this backward would have run without the write."""
-        numbers = {node._sequence_nr() for node in graph.walk(graph.roots_of(backward.outputs))}
+        asked = {output.number for hooked in self._hooked for output in (hooked.made, hooked.behind)}
+        nodes = [node for node in graph.walk(graph.roots_of(backward.outputs)) if node._sequence_nr() in asked]
         left = []
         for hooked in self._hooked:
-            if hooked.behind not in numbers:
+            if not any(hooked.behind.is_of(node, 0) for node in nodes):
                 left.append(hooked)
                 continue
             self._context.ignore(self._looking, [hooked.key])
-            if hooked.write is not None and hooked.node not in numbers:
+            if hooked.write is not None and not any(hooked.made.is_of(node, 0) for node in nodes):
                 about = hooked.described()
                 write, read = clobbers.write_of(hooked.write, about), clobbers.read_of(backward)
                 self._context.bus.notice(LostHook(about, site_of(hooked.place), write, read))

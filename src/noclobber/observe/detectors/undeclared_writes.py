@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.seen.events import Tensor, Write
 from noclobber.model.seen.silent import Undeclared
@@ -42,19 +43,17 @@ _NO_GRADIENT = ("ZeroBackward", "FillBackward", "CopyBackwards")
 """Nodes that pass no gradient on to the tensor that their operator overwrote."""
 
 
-Made = tuple[int, str, int]
-"""The node that made a tensor: its number, its name, and which of its outputs the tensor is."""
-
-
-Input = tuple[torch.Tensor, Made, "int | None", int, Digest]
-"""A tensor in the graph that a Function is given, and its state before forward: what made it, its storage, its version,
-and its fingerprint. On a device, only a write that is seen makes it worth to wait for the bytes (`Writers._look`)."""
+Input = tuple[torch.Tensor, Any, int, "int | None", int, Digest]
+"""A tensor in the graph that a Function is given, and its state before forward: the node that made it, which of its
+outputs the tensor is, its storage, its version, and its fingerprint. On a device, only a write that is seen makes it
+worth to wait for the bytes (`Writers._look`)."""
 
 
 class Beside(NamedTuple):
     """A tensor in the graph that an earlier call returned, on memory that this call is given as another tensor."""
 
     input: Input
+    made: graph.Output
     old: torch.Tensor | None
     """A copy; None of a large one."""
 
@@ -77,13 +76,13 @@ class _Result(NamedTuple):
     """A tensor in the graph that a call returned on memory that it was given."""
 
     memory: Witness
-    made: Made
+    made: graph.Output
 
 
 class _Overwritten(NamedTuple):
     """A tensor in the graph that a call overwrote."""
 
-    made: Made
+    made: graph.Output
     since: int
     """The number of the first node after the write: that node and later ones got the overwritten tensor."""
     by: str
@@ -109,7 +108,7 @@ def arm(context: Context, way: Way) -> None:
     """Find inputs that custom Functions overwrite and do not declare."""
     writers = context.state(Writers)
     writers.arm(way)
-    context.forwards.watch(way, writers.forward_begins)
+    way.add(context.forwards.begins, way.entry(writers.forward_begins))
     context.calls.watch(way, writers.backward_begins, among=writers.overwritten)
 
 
@@ -119,6 +118,7 @@ class Writers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._looking: Look = self._look
+        self._ends: Callable[..., object] = self._forward_ends
         self._results: OrderedDict[int | None, deque[_Result]] = OrderedDict()
         """By storage, the one that got the newest last."""
         self.overwritten: dict[int, list[_Overwritten]] = {}
@@ -128,8 +128,9 @@ class Writers:
 
     def arm(self, way: Way) -> None:
         self._looking = way.entry(self._look)
+        self._ends = way.entry(self._forward_ends, also_off=True)
 
-    def forward_begins(self, call: ForwardCall) -> Callable[[bool], None] | None:
+    def forward_begins(self, call: ForwardCall) -> Callable[[bool], object] | None:
         """Note what a forward is given that begins, and return what to call at its end. None with gradients off.
 
         Its inputs are the arguments that have a node. Leaves are left out: a write to a leaf does not change which
@@ -142,25 +143,22 @@ class Writers:
         inputs = native.given(args) if contents and native is not None else None
         if inputs is None:
             inputs = [
-                _input(one, made, contents)
+                _input(one, node, contents)
                 for one in args
-                if isinstance(one, torch.Tensor) and one.requires_grad and (made := _made(one)) is not None
+                if isinstance(one, torch.Tensor) and one.requires_grad and (node := graph.maker_of(one)) is not None
             ]
         beside = self.beside(given := _given(args))
         if not inputs and not beside:
-            return partial(self._forward_ends, call, given, None)
-        keys, looked = list[int](), list[int]()
-        for _, _, key, _, digest in [*inputs, *(one.input for one in beside)] if beside else inputs:
-            if key is not None:
-                keys.append(key)
-                if digest is None:
-                    looked.append(key)
+            return partial(self._ends, call, given, None)
+        watched = [*inputs, *(one.input for one in beside)] if beside else inputs
+        keys = [key for _, _, _, key, _, _ in watched if key is not None]
+        looked = [key for _, _, _, key, _, digest in watched if key is not None and digest is None]
         forward = Forward(inputs, beside, keys, looked, latest[0])
         context.memory.read_again(keys, 1)
         context.thread.given.append(forward)
         if looked:
             context.attend(self._looking, looked)
-        return partial(self._forward_ends, call, given, forward)
+        return partial(self._ends, call, given, forward)
 
     def _forward_ends(self, call: ForwardCall, given: _Given, forward: Forward | None, returned: bool) -> None:
         try:
@@ -194,7 +192,7 @@ class Writers:
                     small = tensor.numel() * tensor.itemsize <= LARGEST
                     with modes.aside():
                         old = tensor_state.detach(tensor).clone() if small else None
-                    found.append(Beside(_input(tensor, result.made, True), old))
+                    found.append(Beside(_input(tensor, None, True), result.made, old))
         return found
 
     def returned(self, result: object, given: _Given) -> None:
@@ -203,9 +201,9 @@ class Writers:
             return
         for tensor in tensor_state.tensors_in(result):
             key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
-            if key is not None and key in given and (made_by := _made(tensor)) is not None:
+            if key is not None and key in given and (node := graph.maker_of(tensor)) is not None:
                 of_key = self._results.pop(key, None) or deque(maxlen=KEPT)
-                of_key.append(_Result(Witness(key, tensor), made_by))
+                of_key.append(_Result(Witness(key, tensor), graph.output_ref(node, tensor.output_nr)))
                 self._results[key] = of_key
                 if len(self._results) > KEPT:
                     self._results.popitem(last=False)
@@ -213,9 +211,9 @@ class Writers:
     def _look(self, _written: Written, _tensor: torch.Tensor, key: int, _frame: FrameType) -> None:
         """Read the inputs of the forwards that this thread runs before they are written."""
         for forward in self._context.thread.given:
-            for index, (tensor, made, of, version, digest) in enumerate(forward.inputs):
+            for index, (tensor, node, output, of, version, digest) in enumerate(forward.inputs):
                 if of == key and digest is None:
-                    forward.inputs[index] = tensor, made, of, version, fingerprint(tensor)
+                    forward.inputs[index] = tensor, node, output, of, version, fingerprint(tensor)
 
     def ended(
         self,
@@ -231,7 +229,7 @@ class Writers:
         if beside:
             changed += [(one.input, one) for one in beside if not _has_moved(one.input) and _has_changed(one.input)]
         place = caller() if changed else None
-        for (tensor, made, key, _, _), result in changed:
+        for (tensor, maker, output, key, _, _), result in changed:
             if any(declared is tensor for declared in dirty):
                 continue
             writes = [] if since is None else self._context.memory.writes_since(since + 1, key)
@@ -244,11 +242,12 @@ class Writers:
                     mask = tensor_state.detach(tensor) != result.old
             last, version, node = writes[-1] if writes else None, int(tensor._version), engine_state.next_node()
             described, is_beside = later_of(tensor), result is not None
+            made = graph.output_ref(maker, output) if result is None else result.made
             self._remember(_Overwritten(made, node, by, place, last, version, described, is_beside, mask))
 
     def _remember(self, one: _Overwritten) -> None:
-        self.overwritten.setdefault(one.made[0], []).append(one)
-        self._makers.append(one.made[0])
+        self.overwritten.setdefault(one.made.number, []).append(one)
+        self._makers.append(one.made.number)
         if len(self._makers) > KEPT:
             of_oldest = self.overwritten.get(oldest := self._makers.popleft(), [])
             if len(of_oldest) > 1:
@@ -270,40 +269,29 @@ class Writers:
                     continue
                 if user.name().startswith(_NO_GRADIENT) or not graph.leads_to(maker, inputs):
                     continue
-                node = (maker._sequence_nr(), maker.name(), output)
                 for overwritten in list(remembered):
-                    after = overwritten.made == node and overwritten.since <= user._sequence_nr()
+                    after = overwritten.made.is_of(maker, output) and overwritten.since <= user._sequence_nr()
                     if after and _sees(user, overwritten.changed):
                         found.setdefault(id(overwritten.last or overwritten), overwritten.event())
         return list(found.values())
 
 
-def _input(tensor: torch.Tensor, made: Made, contents: bool) -> Input:
+def _input(tensor: torch.Tensor, node: Node | None, contents: bool) -> Input:
     digest = fingerprint(tensor) if contents and tensor.is_cpu else None
-    return tensor, made, storages.storage_key(tensor), tensor._version, digest
+    return tensor, node, tensor.output_nr, storages.storage_key(tensor), tensor._version, digest
 
 
 def _has_moved(one: Input) -> bool:
-    tensor, _, _, version, _ = one
+    tensor, _, _, _, version, _ = one
     return tensor._version != version
 
 
 def _has_changed(one: Input) -> bool:
-    tensor, _, _, _, digest = one
+    tensor, _, _, _, _, digest = one
     now = None if digest is None else fingerprint(tensor)
     if type(digest) is int:
         return now != digest
     return change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO
-
-
-def _made(tensor: torch.Tensor) -> Made | None:
-    """Return which node made an input of a Function; None where there is none or PyTorch refuses to say.
-
-    PyTorch is about to read the same node itself. It refuses for one of several views whose base was written, and will
-    then raise its own error.
-    """
-    node = graph.maker_of(tensor)
-    return None if node is None else (node._sequence_nr(), node.name(), tensor.output_nr)
 
 
 _Given = set["int | None"]
@@ -312,7 +300,7 @@ _Given = set["int | None"]
 
 def _given(args: Iterable[object]) -> _Given:
     """Return the memory of the arguments that are not in the graph: what a call is given to write its result to."""
-    keys = set[int | None]()
+    keys: set[int | None] = set()
     for one in args:
         if isinstance(one, torch.Tensor) and not one.requires_grad:
             keys.add(storages.storage_key(one))

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from threading import get_ident
 from types import FrameType
-from typing import Any, Literal, NamedTuple
-from weakref import ref
+from typing import Literal, NamedTuple
 
 import torch
 from torch.autograd.graph import Node
@@ -56,17 +55,6 @@ _SOURCES = 256
 """How many nodes of a graph are searched for the leaves that a leaf's first values are computed from."""
 
 
-Output = tuple[int, str, int]
-"""An output of a node: the node's sequence number, its name, the output's index. Each thread numbers its own nodes, so
-nodes of two threads may have the same."""
-_MARK = "noclobber: written"
-"""The entry of a node's `metadata` that tells the node from all others, and goes with it."""
-
-
-class _Mark:
-    __slots__ = ("__weakref__",)
-
-
 class _Target(NamedTuple):
     """A tensor of the graph, without a reference to it: a weak one would make `swap_tensors` fail."""
 
@@ -75,16 +63,14 @@ class _Target(NamedTuple):
     """Tells whether the memory of `key` is still there."""
     identity: int
     """Identifies a leaf while its memory is there; 0 for other tensors."""
-    output: Output
-    """The node that made the tensor, and which of its outputs the tensor is."""
+    output: graph.Output | None
+    """What made the tensor; None for a leaf."""
     shown: Geometry
     """How it shows its memory."""
-    mark: ref[_Mark] | None = None
-    """What that node has under `_MARK`; None for a leaf."""
 
     def is_gone(self) -> bool:
         """Return True if no backward can reach the tensor any more."""
-        return self.storage.expired() if self.mark is None else self.mark() is None
+        return self.storage.expired() if self.output is None else self.output.is_gone()
 
     def is_leaf(self, tensor: object) -> bool:
         """Return True if `tensor` is this leaf. PyTorch reuses both addresses of a dead leaf, but a new tensor at them
@@ -416,17 +402,18 @@ class UntrackedWrites:
         Returns what to call when the backward has ended.
         """
         waiting = list(self._waiting)
-        inner = dict[tuple[object, Output], list[_Unseen]]()
+        inner: dict[int, list[tuple[graph.Output, _Unseen]]] = {}
         for unseen in waiting:
             unseen.waited += 1
             if unseen.waited > _PATIENCE or unseen.target.is_gone():
                 self._drop_write(unseen)
-            elif unseen.target.mark is not None:
-                inner.setdefault((unseen.target.mark(), unseen.target.output), []).append(unseen)
-        outputs = {output for _, output in inner}
+            elif (made := unseen.target.output) is not None:
+                inner.setdefault(made.number, []).append((made, unseen))
         leaves = [unseen for unseen in reversed(waiting) if unseen.target.identity]
-        hooks, hooked, arrived = list[RemovableHandle](), set[tuple[object, int]](), list[Untracked]()
-        passed = set[int]()  # the leaves of this graph
+        hooks: list[RemovableHandle] = []
+        hooked: set[tuple[object, int]] = set()
+        arrived: list[Untracked] = []
+        passed: set[int] = set()  # the leaves of this graph
         edges = list(graph.edges(backward.outputs))
         read_at = graph.times_of_reads(edges)
         for node, following, index in edges:
@@ -434,11 +421,10 @@ class UntrackedWrites:
             if isinstance(leaf, torch.Tensor):  # a ctx may have any `variable`
                 passed.add(tensor_state.identity(leaf))
                 written = next(([one] for one in leaves if one.target.is_leaf(leaf)), [])
-            elif (output := (following._sequence_nr(), following.name(), index)) in outputs:
-                written = inner.get((graph.metadata(following).get(_MARK), output), [])
             else:
-                continue
-            read = list[_Unseen]()
+                near = inner.get(following._sequence_nr(), ())
+                written = [unseen for made, unseen in near if made.is_of(following, index)]
+            read: list[_Unseen] = []
             for one in written:
                 if node is not None and read_at[node] < one.record.node:
                     one.initial = None
@@ -527,10 +513,8 @@ def _target(tensor: torch.Tensor) -> _Target | None:
         return None
     producer, storage, shown = tensor.grad_fn, storages.storage_ref(tensor), geometry(tensor)
     if producer is None:
-        return _Target(key, storage, tensor_state.identity(tensor), (graph.UNNUMBERED, "", 0), shown)
-    output = (producer._sequence_nr(), producer.name(), tensor.output_nr)
-    mark: Any = graph.metadata(producer).setdefault(_MARK, _Mark())
-    return _Target(key, storage, 0, output, shown, ref(mark))
+        return _Target(key, storage, tensor_state.identity(tensor), None, shown)
+    return _Target(key, storage, 0, graph.output_ref(producer, tensor.output_nr), shown)
 
 
 def _only_of(root: Node, leaf: _Target) -> bool:
@@ -556,7 +540,7 @@ def _is_used(tensor: torch.Tensor, target: _Target) -> bool:
 
 def _leaves_behind(root: Node, leaf: _Target) -> tuple[_Target, ...] | None:
     """Return the leaves that a graph depends on, of a large graph those found first; None if `leaf` is among them."""
-    found = list[_Target]()
+    found: list[_Target] = []
     for node in islice(graph.walk([root]), _SOURCES):
         variable = getattr(node, "variable", None)
         if variable is not None and leaf.is_leaf(variable):

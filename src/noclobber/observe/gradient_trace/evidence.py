@@ -421,7 +421,7 @@ class _Call:
         self.hooks: list[RemovableHandle] = []
         found = self.found = leaf_names.names()
         self.named: dict[str, torch.Tensor] = {}
-        leaves = set[int]()
+        leaves: set[int] = set()
         for node in graph.walk(roots):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, torch.Tensor):

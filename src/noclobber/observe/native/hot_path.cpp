@@ -151,21 +151,19 @@ PyObject *show_given(PyObject *, PyObject *arguments) {
     if (!tensor.requires_grad()) {
       continue;
     }
-    std::decay_t<decltype(tensor.grad_fn())> node;
-    try {
-      node = tensor.grad_fn();
-    } catch (const c10::Error &) { // PyTorch refuses, and will raise this itself
-      continue;
+    THPObjectPtr node(PyObject_GetAttrString(argument, "grad_fn"));
+    if (!node && !PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+      throw python_error();
     }
-    if (node == nullptr) {
+    if (!node || node == Py_None) {
+      PyErr_Clear(); // PyTorch may refuse to say, and will raise this itself
       continue;
     }
     const auto digest = readable(tensor);
     if (!digest) {
       Py_RETURN_NONE;
     }
-    auto input = owned(Py_BuildValue("(O(KsI)KIK)", argument, (unsigned long long)node->sequence_nr(),
-                                     node->name().c_str(), (unsigned)tensor.output_nr(),
+    auto input = owned(Py_BuildValue("(OOIKIK)", argument, node.get(), (unsigned)tensor.output_nr(),
                                      (unsigned long long)storage_key(impl), version_of(impl),
                                      (unsigned long long)*digest));
     holds(PyList_Append(inputs, input));

@@ -111,7 +111,7 @@ class CtxSaves:
         ctx: Any = call.ctx
         if not (returned and torch.is_grad_enabled() and any(ctx.needs_input_grad)):
             return
-        made = list[CtxSave]()
+        made: list[CtxSave] = []
         for name, place in call.kept.items():
             alone = _is_alone(_attributes(ctx), name)
             for path, tensor in _parts(_attributes(ctx).get(name)):
@@ -185,7 +185,8 @@ class CtxSaves:
 
         Bytes on a device are compared only when the call ends, so each stash on a device is returned, with a `Later`.
         """
-        context, found = self._context, list[tuple[CtxSave, Clobber | Later]]()
+        context = self._context
+        found: list[tuple[CtxSave, Clobber | Later]] = []
         backward = reading()
         for stash in self._held.get(ctx, []):
             value = stash.tensor()
@@ -280,7 +281,8 @@ def _given_what_was_kept(ctx: Node, held: list[CtxSave]) -> Iterator[None]:
     What the backward itself writes into them stays on the ctx for its next run. Raises ClobberError where gradients may
     flow through the stash and its old place in the graph is not known.
     """
-    attributes, values = _attributes(ctx), dict[str, object]()
+    attributes = _attributes(ctx)
+    values: dict[str, object] = {}
     given: list[tuple[CtxSave, torch.Tensor, int]] = []
     for stash in held:
         if (tensor := _old(stash)) is not None:

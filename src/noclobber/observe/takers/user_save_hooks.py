@@ -268,7 +268,8 @@ def _looked_at(context: Context, kept: UserSave) -> tuple[object, Sequence[_Chan
     Where bytes are preserved, it gets the copies. Raises ClobberError if they cannot be put into what the program's
     pack hook returned.
     """
-    copies, changed = dict[int, torch.Tensor](), list[_Change]()
+    copies: dict[int, torch.Tensor] = {}
+    changed: list[_Change] = []
     for packed in kept.packed:
         tensor = packed.still()
         if packed.spare is not None and (copy := packed.spare.kept) is not None:
@@ -309,7 +310,7 @@ def _tell(context: Context, kept: UserSave, changed: Sequence[_Change], result: 
     node, call = engine_state.current_node(), here()
     if not clobbers.is_read(kept, node):
         return
-    found = list[Clobber]()
+    found: list[Clobber] = []
     for packed, tensor, digest in changed:
         given = None
         if isinstance(result, torch.Tensor) and packed.original is not None:

@@ -81,7 +81,7 @@ class Memory:
         """The storages that will be read again although no handle keeps them, and by how many: what checkpointed
         regions and hooks of the program read, and what custom Functions are given whose forward is under way. Writes
         to these are remembered too. It is always the same object, so callers may keep it."""
-        self._readers = set[_Reader]()
+        self._readers: set[_Reader] = set()
         self._counts: deque[tuple[Iterable[int], int]] = deque()
         """What is still to be counted: storages, and by how many more they are read."""
         self.looks: dict[tuple[int, int], int] = {}

@@ -118,7 +118,8 @@ class Past:
         Saves made in between are kept, so that the second step does not clobber them. `given` are tensors of the
         checkpoint's own that share the memory of the arguments.
         """
-        context, swapped, given = self.context, list[tuple[torch.Tensor, Needed]](), list(given)
+        context, given = self.context, list(given)
+        swapped: list[tuple[torch.Tensor, Needed]] = []
         with ExitStack() as undo:
             for tensor, required, needed in zip(given, self._required, self._given, strict=False):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad != required:

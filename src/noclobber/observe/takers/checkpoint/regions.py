@@ -268,7 +268,8 @@ class CheckpointRegion:
         used = {reread.key for reread, _ in self._kept_again()}
         used |= {witness.key for save in self.saves if (witness := self._outside_at(save.key)) is not None}
         groups = [([own], False)] if own is not None else []
-        for but in (self.as_saved, set[int | None]()):
+        nothing: set[int | None] = set()
+        for but in (self.as_saved, nothing):
             groups.append(([self.outside[key] for key in used - but], False))
             groups.append(([one for key, one in self.outside.items() if key not in but], True))
         made, again = write_history.since(self.memory, self.begin, self.again), self._again()

@@ -143,11 +143,12 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
         super().__init__(way, self._about_to_run)
         self.now = now
         self.lost = False
-        self._wiped_out = set[int | None]()
+        self._wiped_out: set[int | None] = set()
         """Storages of changed values that were multiplied by zeros which require a gradient. Many shortcuts begin with
         such weights. The result is then the same as in forward, but the gradient of the zeros is wrong."""
         self._found, self._moved = now.moved if moved else now.changed, moved
-        self._changed, self._known = set[int](), set(now.known)
+        self._changed: set[int] = set()
+        self._known = set(now.known)
         self._random_is_kept = random_is_kept
         self._written: set[int | None] = set()
         self._first = engine_state.next_node()
@@ -179,7 +180,7 @@ class Derived(OperatorMode):  # type: ignore[no-untyped-call]
             self._wiped_out.update(storages.storage_key(tensor) for tensor in read if self.explains(tensor))
         self.lost |= changed and not made and written is None
         self.lost |= not self._random_is_kept and torch.Tag.nondeterministic_seeded in func.tags
-        into = list[int | None]()
+        into: list[int | None] = []
         if written is not None and not written.is_statistics:
             into = [storages.storage_key(tensor) for tensor in tensors(written, *given)]
             self._written.update(into)

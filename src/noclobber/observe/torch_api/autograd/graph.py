@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
@@ -55,6 +56,39 @@ def metadata(node: Any) -> dict[str, object]:
     wrong (torch 2.13)."""
     kept: dict[str, object] = node.metadata
     return kept
+
+
+class _Mark:
+    __slots__ = ("__weakref__",)
+
+
+_MARK = "noclobber: mark"
+
+
+class Output(NamedTuple):
+    """An output of a node, which is not kept alive.
+
+    Each thread numbers its own nodes, so nodes of two threads may have one number. The mark in the `metadata` of a node
+    tells it from all others, and goes with it.
+    """
+
+    number: int
+    mark: weakref.ref[_Mark]
+    output_nr: int
+
+    def is_gone(self) -> bool:
+        return self.mark() is None
+
+    def is_of(self, node: Node, output_nr: int) -> bool:
+        if output_nr != self.output_nr or node._sequence_nr() != self.number:
+            return False
+        return (mark := metadata(node).get(_MARK)) is not None and mark is self.mark()
+
+
+def output_ref(node: Node, output_nr: int) -> Output:
+    """Return what stands for this output of a node."""
+    mark: Any = metadata(node).setdefault(_MARK, _Mark())
+    return Output(int(node._sequence_nr()), weakref.ref(mark), output_nr)
 
 
 def maker_of(tensor: torch.Tensor) -> Node | None:
@@ -232,7 +266,7 @@ def _results(node: str) -> dict[str, int]:
 
     A result without a name of its own is "result", or "result1" where there are several.
     """
-    positions = dict[str, int]()
+    positions: dict[str, int] = {}
     for schema in _schemas(node):
         if not schema.is_mutable:
             arguments = {argument.name for argument in schema.arguments}
@@ -256,7 +290,7 @@ def _schemas(node: str) -> Iterator[torch.FunctionSchema]:
 @cache
 def _overloads() -> dict[str, list[tuple[str, str]]]:
     """Return all overloads of aten that are not in place, by the operator's name in lowercase without underscores."""
-    overloads = dict[str, list[tuple[str, str]]]()
+    overloads: dict[str, list[tuple[str, str]]] = {}
     for name in registry.operator_names():
         base, _, overload = name.removeprefix("aten::").partition(".")
         if name.startswith("aten::") and not base.endswith("_"):
