@@ -39,6 +39,14 @@ def in_a_thread() -> None:
     thread.join()
 
 
+def of_a_graph_of_a_thread() -> None:
+    made: list[Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(loss()))
+    thread.start()
+    thread.join()
+    made[0].backward()
+
+
 def reentrant() -> None:
     x = torch.ones(3, requires_grad=True)
     checkpoint(torch.exp, x, use_reentrant=True).sum().backward()
@@ -60,6 +68,7 @@ CALLS = {
     "twice": (lambda: [loss().backward(), loss().backward(create_graph=True)], 2, 0),
     "of a leaf": (of_a_leaf, 1, 0),
     "in a thread": (in_a_thread, 1, 0),
+    "of a graph that a thread made": (of_a_graph_of_a_thread, 1, 0),
     "one within another": (reentrant, 1, 0),
     "raises": (raise_in_backward, 0, 1),
     "a transform": (lambda: torch.func.grad(lambda x: x.exp().sum())(torch.ones(3)), 0, 0),

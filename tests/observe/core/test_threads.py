@@ -468,3 +468,56 @@ def test_what_a_thread_did_is_not_told_of_nodes_of_the_next_one_with_the_same_nu
             thread.start()
             thread.join()
     assert not watched.findings
+
+
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def written_by_another_thread_after_use():
+    h = torch.ones(3, requires_grad=True) * 2
+    loss = (h * 3).sum()
+    in_a_thread(lambda: h.data.zero_())
+    loss.backward()
+
+
+def made_and_written_in_another_thread():
+    made = []
+
+    def forward():
+        made.append(sum(torch.ones(3, requires_grad=True) * 2 for _ in range(20)))
+        made[0].data.mul_(2)
+
+    in_a_thread(forward)
+    (made[0] * 3).sum().backward()
+
+
+def written_and_used_in_another_thread():
+    made, h = [], torch.ones(3, requires_grad=True) * 2
+
+    def forward():
+        h.data.mul_(2)
+        made.append((h * 3).sum())
+
+    in_a_thread(forward)
+    made[0].backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "codes"),
+    [
+        (written_by_another_thread_after_use, []),
+        (made_and_written_in_another_thread, ["NC208"]),
+        (written_and_used_in_another_thread, ["NC208"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::noclobber.ClobberWarning")
+def test_writes_that_autograd_does_not_see_beside_reads_of_another_thread(program, codes):
+    for _ in range(30):  # this thread has the higher numbers, or the lower ones if it is new
+        torch.ones(3, requires_grad=True) * 1
+    for around in (lambda run: run(), in_a_thread):
+        with noclobber.watch() as watched:
+            around(program)
+        assert [one.code for one in watched.findings] == codes

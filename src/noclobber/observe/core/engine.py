@@ -9,12 +9,14 @@ from functools import partial
 from types import FrameType
 
 import torch
+from torch.autograd.graph import Node
 
 from noclobber.model.reports.error import ClobberError
 from noclobber.model.tracebacks import without_own_frames
 from noclobber.observe.core import threads
 from noclobber.observe.core.boundary import Way
 from noclobber.observe.core.context import Context
+from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Backward, here, moment, read
 from noclobber.observe.core.seen.sites import identity, place_of
 from noclobber.observe.core.writes import optimizer_steps
@@ -90,6 +92,7 @@ def _begins(
     place = place_of(frame) if context.native is None else context.native.backward_begins()
     call = read(place, frame, outputs, args, kwargs)
     call.outer, call.node, call.hooks = outer, engine_state.next_node(), thread.hooks
+    call.is_checked = outer is None and context.watching and _saves_were_seen(context, call)
     calls.begins(call)
     if not context.python_in_backward and hook_stack.program_has_hooks():
         # noclobber may not have seen the registration: Node.register_hook is not replaced, and there may be hooks
@@ -126,7 +129,7 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
     engine_state.set_backward_call(call.outer)
     if call.quiet:
         _share_reads(context, False)
-    if call.outer is None and context.watching and _saves_were_seen(context, call):
+    if call.is_checked:
         context.bus.check(raised=error is not None)
     stopped = context.calls.end(call, result, error) if error is not None or call.later or call.ends else None
     if error is not None:
@@ -150,10 +153,20 @@ def _saves_were_seen(context: Context, call: Backward) -> bool:
     roots = graph.roots_of(call.outputs)
     if roots and all(node.name() == _COMPILED for node in roots):
         return False
-    if roots and all(node._sequence_nr() < context.thread.first_node for node in roots):
+    is_early = roots and all(node._sequence_nr() < context.thread.first_node for node in roots)
+    if is_early and not _are_seen(context, roots):  # each thread numbers its own nodes
         context.bus.not_seen("backward calls of graphs that were made before watching began")
         return False
     return True
+
+
+def _are_seen(context: Context, roots: list[Node]) -> bool:
+    """Return True if noclobber has seen what a graph saves, and all writes since."""
+    saves = (saved for node in graph.walk(roots) for saved in graph.saves_of_or_gone(node))
+    kept = [one for one in map(graph.content, saves) if one is not None]
+    began = context.memory.began
+    seen = (isinstance(one, Handle) and began is not None and one.moment >= began for one in kept)
+    return not kept or any(seen)
 
 
 def _is_inside_a_transform(output: object) -> bool:

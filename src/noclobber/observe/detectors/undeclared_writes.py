@@ -270,8 +270,8 @@ class Writers:
                 if user.name().startswith(_NO_GRADIENT) or not graph.leads_to(maker, inputs):
                     continue
                 for overwritten in list(remembered):
-                    after = overwritten.made.is_of(maker, output) and overwritten.since <= user._sequence_nr()
-                    if after and _sees(user, overwritten.changed):
+                    after = graph.is_after(user._sequence_nr(), maker._sequence_nr(), overwritten.since)
+                    if after and overwritten.made.is_of(maker, output) and _sees(user, overwritten.changed):
                         found.setdefault(id(overwritten.last or overwritten), overwritten.event())
         return list(found.values())
 

@@ -417,16 +417,17 @@ class UntrackedWrites:
         edges = list(graph.edges(backward.outputs))
         read_at = graph.times_of_reads(edges)
         for node, following, index in edges:
-            leaf = getattr(following, "variable", None)
+            leaf, number = getattr(following, "variable", None), following._sequence_nr()
             if isinstance(leaf, torch.Tensor):  # a ctx may have any `variable`
                 passed.add(tensor_state.identity(leaf))
                 written = next(([one] for one in leaves if one.target.is_leaf(leaf)), [])
             else:
-                near = inner.get(following._sequence_nr(), ())
+                near = inner.get(number, ())
                 written = [unseen for made, unseen in near if made.is_of(following, index)]
             read: list[_Unseen] = []
             for one in written:
-                if node is not None and read_at[node] < one.record.node:
+                maker = number if one.target.output is not None else -1
+                if node is not None and not graph.is_after(read_at[node], maker, one.record.node):
                     one.initial = None
                 elif node is not None or one.how != "detached":  # where backward begins they may be for a log
                     read.append(one)

@@ -138,6 +138,8 @@ class Backward:
     inputs: Any = ()
     """The tensors whose gradients are asked for; empty for all leaves."""
     create_graph: bool = False
+    is_checked: bool = False
+    """Whether noclobber has seen what the graph saves."""
     over: bool = False
     """Whether the call has ended."""
     quiet: bool = False

@@ -154,6 +154,18 @@ def times_of_reads(along: list[tuple[Node | None, Node, int]]) -> dict[Node, int
     return times
 
 
+def is_after(time: int, made: int, write: int) -> bool:
+    """Return True if a node reads the result of another one after it was written. `time` is when it reads, `made` the
+    number of the node that made the result, -1 of a leaf; `write` is the number of the next node at the write.
+
+    These numbers count within a thread. A lower one than `made` is of another thread. Such a thread has got the result
+    when it was ready, and reads it after what was written before that; what it writes is taken to come later.
+    """
+    if (time > made) == (write > made):
+        return time >= write
+    return time < made
+
+
 def is_read_since(outputs: Iterable[object], made: Node, number: int) -> bool:
     """Return True if a node of the graph from `outputs` with this sequence number or a higher one reads the result of
     an operator, or a view of it, or what it is a view of. What a leaf holds is no result."""
@@ -162,7 +174,8 @@ def is_read_since(outputs: Iterable[object], made: Node, number: int) -> bool:
     along = list(edges(outputs))
     times = times_of_reads(along)
     readers = (node for node, following, _ in along if node is not None and following is made)
-    return not hasattr(made, "variable") and any(times[node] >= number for node in readers)
+    number_of_made = made._sequence_nr()
+    return not hasattr(made, "variable") and any(is_after(times[node], number_of_made, number) for node in readers)
 
 
 def leads_to(node: Node | None, inputs: Sequence[Any]) -> bool:
