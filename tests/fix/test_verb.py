@@ -435,3 +435,11 @@ def test_leaving_the_launcher_ends_what_it_started(tmp_path, monkeypatch):
 
 def test_a_patch_on_nothing_is_empty():
     assert Patch().served == {}
+
+
+def test_a_view_that_pytorch_refuses_may_be_there_at_the_end(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import torch\nh = torch.ones(4, requires_grad=True) * 1\nleft, _ = h.chunk(2)\nh += 1\nh.sum().backward()\n"
+    )
+    done = noclobber(["fix", "program.py"], tmp_path)
+    assert (done.status, done.stderr) == (0, "noclobber: nothing to fix: no write broke a gradient (1 backward call)\n")

@@ -8,6 +8,7 @@ import noclobber
 from noclobber.model.source import source_line
 from noclobber.observe.arming import recorder
 from noclobber.observe.torch_api.tensors import tensor_state
+from tests.observe.hearing import hear
 
 W = torch.ones(3, requires_grad=True)
 
@@ -252,3 +253,67 @@ def test_a_write_that_was_not_seen_is_not_guessed():
     finding = finding_of(program)
     assert written(finding) == []
     assert any("did not see the write" in note for note in finding.notes)
+
+
+def refused():
+    h = computed()
+    rows = h.unbind(0)
+    h.mul_(0.5)
+    return h, rows[0]
+
+
+def backward_of_it():
+    refused()[1].backward(torch.ones(3))
+
+
+def a_gradient_of_it():
+    h, row = refused()
+    torch.autograd.grad(h.sum(), [row, h])
+
+
+def backward_for_it():
+    h, row = refused()
+    h.sum().backward(inputs=[row])
+
+
+def a_leaf_that_refuses_it():
+    torch.ones(3, requires_grad=True).add_(refused()[1])
+
+
+def a_leaf_that_is_given_its_memory():
+    leaf = nn.Parameter(torch.zeros(3))
+    leaf.data = refused()[1]
+    (leaf * 2).sum().backward()
+
+
+def it_lies_beside_a_step():
+    _, row = refused()  # noqa: RUF059 - a report looks at the variables
+    layer = nn.Linear(3, 1)
+    loss = (layer.weight * layer.weight).sum()
+    layer.weight.grad = torch.ones(1, 3)
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        backward_of_it,
+        a_gradient_of_it,
+        backward_for_it,
+        a_leaf_that_refuses_it,
+        a_leaf_that_is_given_its_memory,
+        it_lies_beside_a_step,
+    ],
+)
+def test_a_refused_view_is_nowhere_asked_for_its_node(program):
+    def run():
+        try:
+            program()
+        except RuntimeError as error:
+            return str(error)
+        return "returned"
+
+    heard, said = hear(run)
+    assert said == run()
+    assert not heard.failures

@@ -121,7 +121,8 @@ def _is_like(item: Any, state: torch.Tensor) -> bool:
     was made of weights before the loop."""
     if not isinstance(item, torch.Tensor) or not item.requires_grad:
         return isinstance(item, torch.Tensor)
-    return item.grad_fn is not None and state.grad_fn is not None and item.grad_fn.name() == state.grad_fn.name()
+    one, other = _node_of(item), _node_of(state)
+    return one is not None and other is not None and one.name() == other.name()
 
 
 _OF_ITEMS = ("__getitem__", "__setitem__", "__iter__", "items", "keys", "values", "update")

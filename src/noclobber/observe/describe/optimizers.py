@@ -77,7 +77,7 @@ def leading_only_to(keys: Collection[int | None], frames: Iterable[FrameType]) -
     found: dict[str, bool] = {}
     for frame in frames:
         for name, value in variables(frame).items():
-            node = value.grad_fn if type(value) in PLAIN and value.requires_grad else None
+            node = graph.made_or_base_of(value) if type(value) in PLAIN and value.requires_grad else None
             if node is not None:
                 nodes = list(islice(graph.walk([node]), _MOST_NODES + 1))
                 leaves = [leaf for one in nodes if (leaf := getattr(one, "variable", None)) is not None]

@@ -121,8 +121,9 @@ def _carry_gradients(tensor: torch.Tensor | None, given: Sequence[object]) -> bo
 def _lead_to(tensor: torch.Tensor, given: Sequence[object]) -> bool:
     """Return True if the graph of what an operator is given leads only to the leaf that it writes, by few nodes."""
     tracked = [one for one in tensor_state.tensors_in(given) if one is not tensor and one.requires_grad]
-    nodes = list(islice(graph.walk([node for one in tracked if (node := one.grad_fn) is not None]), _MOST_NODES + 1))
-    if len(nodes) > _MOST_NODES or any(one.grad_fn is None for one in tracked):
+    made = [graph.made_or_base_of(one) for one in tracked]
+    nodes = list(islice(graph.walk([one for one in made if one is not None]), _MOST_NODES + 1))
+    if len(nodes) > _MOST_NODES or None in made:
         return False
     return bool(nodes) and all(getattr(one, "variable", None) is tensor for one in nodes if not one.next_functions)
 

@@ -178,7 +178,7 @@ def _in_region() -> bool:
 
 
 def _is_cached(tensor: torch.Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    return tensor.dtype is torch.float32 and tensor.requires_grad and not tensor._is_view() and tensor.is_leaf
 
 
 class _Seen(Exception):

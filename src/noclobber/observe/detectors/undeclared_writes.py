@@ -200,7 +200,7 @@ class Writers:
         if not given:
             return
         for tensor in tensor_state.tensors_in(result):
-            key = storages.storage_key(tensor) if tensor.requires_grad and not tensor.is_leaf else None
+            key = storages.storage_key(tensor) if tensor.requires_grad else None
             if key is not None and key in given and (node := graph.maker_of(tensor)) is not None:
                 of_key = self._results.pop(key, None) or deque(maxlen=KEPT)
                 of_key.append(_Result(Witness(key, tensor), graph.output_ref(node, tensor.output_nr)))

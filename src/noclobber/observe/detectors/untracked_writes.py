@@ -377,10 +377,10 @@ class UntrackedWrites:
 
         `used`: a graph depended on the leaf before, so these are not its first values.
         """
-        there = leaf.moved_to(value)
-        if there is not None and value.grad_fn is not None and not _only_of(value.grad_fn, leaf):
+        there, made = leaf.moved_to(value), graph.made_or_base_of(value)
+        if there is not None and made is not None and not _only_of(made, leaf):
             begun = used or any(one.identity == leaf.identity and one.is_on(leaf.key) for one in self._begun.copy())
-            initial = None if begun else _leaves_behind(value.grad_fn, leaf)
+            initial = None if begun else _leaves_behind(made, leaf)
             about = clobbers.later_of(value)
             self._waiting.append(_Unseen(noted, how, there, about, source=clobbers.unnamed(value), initial=initial))
 

@@ -169,9 +169,9 @@ class Evidence:
                 alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_parameters(module))
                 alive.update((f"{name}.{path}", tensor) for path, tensor in torch.nn.Module.named_buffers(module))
         found = leaf_names.names()
+        named = ((name, tensor) for name, tensor in (found.bare | found.kept).items() if tensor.requires_grad)
         # Nothing runs after this: a view may be asked.
-        named = (found.bare | found.kept).items()
-        alive.update((name, tensor) for name, tensor in named if tensor.requires_grad and tensor.is_leaf)
+        alive.update((name, one) for name, one in named if tensor_state.is_leaf(one) and graph.maker_of(one) is None)
         with torch.no_grad():
             leaves = {name: _sketch_or_none(leaf) for name, leaf in alive.items()}
             both = self._held("_parameters") | self._held("_buffers")

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from noclobber.observe.torch_api import private
+from noclobber.observe.torch_api.autograd import graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.patches import Patches
 from noclobber.observe.torch_api.tensors import storages
@@ -123,7 +124,7 @@ class ForwardMode(TorchFunctionMode):
         for tensor in used:
             if tensor.requires_grad and not _is_of_leaf(tensor):
                 # What a backward call before left, if it is no leaf, leads into a graph that is not looked at.
-                self.custom |= not tensor.is_leaf
+                self.custom |= graph.maker_of(tensor) is not None
                 self._meet(tensor)
             elif not tensor.requires_grad and id(tensor) in self._leaves:
                 self._leave(tensor)

@@ -273,7 +273,7 @@ class Allocations:
             and not found.handed
             and (value.shape, value.dtype, value.stride()) == (result.shape, result.dtype, result.stride())
             and _is_whole(value)
-            and not (value.is_leaf and value.requires_grad)
+            and not (value.requires_grad and tensor_state.is_leaf(value))
             and value.is_inference() == result.is_inference()
             and tensor_state.creation_of(value) in ("", "DEFAULT")
             and all(storages.storage_key(one) != key for one in _others(args, position))

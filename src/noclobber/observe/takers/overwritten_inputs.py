@@ -29,7 +29,7 @@ from noclobber.observe.core.seen.sites import Place, place_of
 from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.describe.clobbers import read_of, write_of
-from noclobber.observe.torch_api.autograd import engine_state, hook_stack
+from noclobber.observe.torch_api.autograd import engine_state, graph, hook_stack
 from noclobber.observe.torch_api.frames import outward
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.layout import share_bytes
@@ -139,17 +139,18 @@ class AskedInputs:
 
         None if there is none. `inputs` are all the tensors that the program asks gradients for.
         """
-        if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad or tensor.grad_fn is None:
+        made = graph.maker_of(tensor) if isinstance(tensor, torch.Tensor) and tensor.requires_grad else None
+        if not isinstance(tensor, torch.Tensor) or made is None:
             return None
         held = next((one for one in self._held if one.tensor() is tensor), None)
         if held is not None:
             # Hooks that hold it more often now have got the new value too: the program may mean that one.
             times = sum(one is tensor for one in tensors_held(self._forward_hooks()))
             return held.write if times <= held.times or sum(one is tensor for one in inputs) > 1 else None
-        number, key = tensor.grad_fn._sequence_nr(), storages.storage_key(tensor)
+        number, key = made._sequence_nr(), storages.storage_key(tensor)
         if number <= self._until:
             return None  # a forward hook may have got it after the write
-        if not tensor.grad_fn.name().startswith(_NODES):
+        if not made.name().startswith(_NODES):
             return None  # the history is long: a meta-learner asks for hundreds of gradients after each step
         for noted in reversed(self._context.memory.recent):
             if noted.node == number and noted.key == key:

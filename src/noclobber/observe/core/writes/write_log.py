@@ -206,7 +206,7 @@ def _gradients_of(context: Context, outputs: list[object]) -> Iterable[torch.Ten
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     if context.native is not None and len(tensors) == len(outputs):
         return context.native.gradients_behind(tensors)
-    leaves = [tensor for tensor in tensors if tensor.grad_fn is None]
+    leaves = [tensor for tensor in tensors if graph.maker_of(tensor) is None]
     for node in graph.walk(graph.roots_of(outputs)):
         if node._sequence_nr() == graph.UNNUMBERED and (leaf := getattr(node, "variable", None)) is not None:
             leaves.append(leaf)

@@ -49,7 +49,7 @@ class Before:
         self._nodes = [node_of(tensor) for tensor in read.tensors]
         self._given = [fingerprint_aside(argument) for argument in read.given]
         # Only arguments with a node: a leaf that no longer requires a gradient gets none, with or without a region.
-        self._leads_back = [argument.grad_fn is not None for argument in read.given]
+        self._leads_back = [tensor_state.is_computed(argument) for argument in read.given]
 
     def now(self, read: Reads) -> Now | None:
         """Return what has changed since forward began; None if the region reaches other tensors now."""

@@ -100,11 +100,19 @@ def maker_of(tensor: torch.Tensor) -> Node | None:
         return None
 
 
+def made_or_base_of(tensor: torch.Tensor) -> Node | None:
+    """Return the node that made a tensor, or what it is a view of; None for a leaf, and outside of the graph. This can
+    be asked at any time."""
+    if not tensor.requires_grad:
+        return None
+    return maker_of(tensor if tensor._base is None else tensor._base)
+
+
 def roots_of(outputs: Iterable[object]) -> list[Node]:
     """Return the nodes that a backward call of these tensors and GradientEdges starts from."""
     roots = []
     for output in outputs:
-        node = output.grad_fn if isinstance(output, torch.Tensor) else getattr(output, "node", None)
+        node = maker_of(output) if isinstance(output, torch.Tensor) else getattr(output, "node", None)
         if node is not None:
             roots.append(node)
     return roots
@@ -130,8 +138,8 @@ def edges(outputs: Iterable[object]) -> Iterator[tuple[Node | None, Node, int]]:
     """
     outputs = list(outputs)
     for output in outputs:
-        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
-            yield None, output.grad_fn, output.output_nr
+        if isinstance(output, torch.Tensor) and (node := maker_of(output)) is not None:
+            yield None, node, output.output_nr
     for node in walk(roots_of(outputs)):
         for following, index in node.next_functions:
             if following is not None:
@@ -182,7 +190,7 @@ def leads_to(node: Node | None, inputs: Sequence[Any]) -> bool:
     """Return True if a gradient that reaches a node goes on to one of the `inputs`; no inputs means all leaves."""
     if node is None or not inputs:
         return node is not None
-    asked = [one.node if not isinstance(one, torch.Tensor) else one.grad_fn or one for one in inputs]
+    asked = [one.node if not isinstance(one, torch.Tensor) else maker_of(one) or one for one in inputs]
     wanted = {id(one) for one in asked}  # a ctx may have any `variable`
     return any(id(each) in wanted or id(getattr(each, "variable", None)) in wanted for each in walk([node]))
 
