@@ -1,5 +1,7 @@
 """Under `install` a step is remembered as a whole. What it has written is what a write log of its own would have."""
 
+import functools
+
 import pytest
 import torch
 
@@ -113,3 +115,55 @@ def test_a_step_of_equal_code_in_another_file_is_of_that_file(installed, tmp_pat
         exec(compile(path.read_text(), str(path), "exec"), names)
         names["run"](torch.optim.SGD(with_gradients((2,)), 0.1))
         assert CONTEXT.memory.recent[-1].step.site.code.co_filename == str(path)
+
+
+def adam_of_a_sparse_gradient():
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    torch.optim.Adam(embedding.parameters()).step()
+
+
+def one_that_a_hook_stops(register="register_step_pre_hook"):
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def stop(*_):
+        raise RuntimeError("not finite")
+
+    getattr(optimizer, register)(stop)
+    optimizer.step()
+
+
+class Stops(torch.optim.Optimizer):
+    def step(self, closure=None):
+        raise RuntimeError("not finite")
+
+
+def one_of_the_programs_own():
+    Stops([torch.ones(3, requires_grad=True)], {}).step()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        adam_of_a_sparse_gradient,
+        one_that_a_hook_stops,
+        functools.partial(one_that_a_hook_stops, "register_step_post_hook"),
+        one_of_the_programs_own,
+    ],
+)
+@pytest.mark.filterwarnings("ignore::noclobber.ClobberWarning")
+def test_a_step_that_raises_is_over(step):
+    with noclobber.watch() as watched:
+        with pytest.raises(RuntimeError):
+            step()
+        x = torch.ones(3, requires_grad=True)
+        h = x * 2
+        with torch.no_grad():
+            h.mul_(3)
+        h.sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))  # 6 is right
+    assert [(one.code, one.message) for one in watched.findings] == [
+        ("NC208", "`h` is changed under `no_grad`: the gradient leaves that out")
+    ]

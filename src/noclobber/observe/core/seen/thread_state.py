@@ -44,6 +44,8 @@ class Thread(threading.local):
         self.stepped: frozenset[int | None] | None = None
         """The storages that this step may write, if it runs a closure; else None."""
         self.muted = False
+        self.arguments = 0
+        """The `id` of the arguments of the last step that has begun."""
         self.given: list[Any] = []
         """The forwards of custom Functions that are under way, innermost last (undeclared_writes.Forward)."""
         self.packed: deque[ref[Any]] = deque(maxlen=8)

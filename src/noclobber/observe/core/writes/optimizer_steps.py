@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -38,13 +39,42 @@ def is_of_torch(kind: type) -> bool:
 
 def arm(context: Context, way: Way) -> None:
     """Listen to the steps of every optimizer, and report the live saves that a step is about to overwrite."""
-    # `after` is not called if the step raises (Optimizer.profile_hook_step, torch 2.13): the next backward unmutes.
     both: tuple[Hook, Hook] = partial(_before, context), partial(_after, context)
     if context.native is not None:
         both = context.native.around_steps(*both, context.core.entry(is_of_torch), context.core.entry(_about))
-    before, after = way.entry(both[0]), way.entry(both[1], also_off=True)
+    begins, ends = way.entry(both[0]), way.entry(both[1], also_off=True)
+
+    def raised(held: _Arguments, optimizer: torch.optim.Optimizer) -> None:
+        if context.thread.arguments == id(held):  # no other step has begun since
+            ends(optimizer, held, {})
+
+    def before(
+        optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[_Arguments, dict[str, object]]:
+        begins(optimizer, args, kwargs)
+        held = _Arguments(args)
+        held.raised = way.entry(raised, also_off=True)
+        context.thread.arguments = id(held)
+        return held, kwargs
+
+    def after(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        ends(optimizer, args, kwargs)
+        if isinstance(args, _Arguments):
+            args.raised = None
+
     way.at_end(hook_stack.hook(register_optimizer_step_pre_hook, before).remove)
     way.at_end(hook_stack.hook(register_optimizer_step_post_hook, after).remove)
+
+
+class _Arguments(tuple[object, ...]):
+    """The arguments of a step under way. Only PyTorch's frame of the step holds them, so they go when the step raises:
+    the hooks after a step are called only if it returns (Optimizer.profile_hook_step, torch 2.13)."""
+
+    raised: Callable[[_Arguments, Any], object] | None = None
+
+    def __del__(self) -> None:
+        if self.raised is not None:
+            self.raised(self, self[0])
 
 
 def _before(
