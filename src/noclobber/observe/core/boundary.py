@@ -11,6 +11,7 @@ import contextlib
 import dis
 import functools
 import os
+import signal
 import traceback
 from collections.abc import Callable
 from pathlib import PurePath
@@ -118,10 +119,21 @@ class Way:
         return functools.partial(self.guarded, function, also_off=also_off)
 
     def fail(self, failure: Exception) -> None:
-        """Report a failure, and turn the way off unless it is `lasting`."""
+        """Report a failure, and turn the way off unless it is `lasting`. Raises what a signal handler of the program
+        has raised again: it is for the program."""
+        if _is_of_a_handler(failure):
+            raise failure
         self.on = self.on and self._lasting
         with contextlib.suppress(Exception):
             self._told(lost(self.name, failure))
+
+
+def _is_of_a_handler(failure: Exception) -> bool:
+    """Return True if one of the program's signal handlers has raised an error: as at any place, it may run here."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    called = [getattr(one, "__func__", one) for one in handlers if callable(one)]
+    codes = {getattr(one, "__code__", None) or getattr(type(one).__call__, "__code__", None) for one in called} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(failure.__traceback__))
 
 
 _CALLS_OR_RAISES = ("CALL", "PRECALL", "RAISE", "RERAISE")

@@ -77,6 +77,8 @@ def _begins(
     if context.before_backward is not None and not thread.backwards:
         due, context.before_backward = context.before_backward, None
         due()
+    if thread.backwards and thread.backwards[0].over:
+        _recover(context)
     outer = here() if thread.backwards or not thread.entered else None
     if not context.bus.listeners or thread.apart:
         return None
@@ -114,6 +116,17 @@ def _begins(
         call.over = True  # the backward runs unwatched
         raise
     return call
+
+
+def _recover(context: Context) -> None:
+    """End the calls whose end was interrupted: by Ctrl-C, or as the stack was full."""
+    thread = context.thread
+    spare_key.set_key(thread.entered)
+    for call in thread.backwards:
+        threads.wake_hooks(context, call)
+    thread.backwards.clear()
+    engine_state.set_backward_call(None)
+    context.bus.not_seen("what followed a backward call whose end was interrupted")
 
 
 def _has_ended(context: Context, call: Backward, result: object, error: BaseException | None) -> None:

@@ -30,7 +30,12 @@ def geometry(tensor: torch.Tensor) -> Geometry:
     try:
         offset = tensor.storage_offset()
         return (offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    except Exception:  # sparse and nested tensors, lazy parameters, subclasses that compute their sizes
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):  # sparse, nested, lazy, subclasses with sizes of their own
         return _without_strides(tensor)
 
 

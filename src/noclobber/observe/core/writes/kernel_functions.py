@@ -72,8 +72,8 @@ def writing(name: str, written: Written) -> Kernel:
             return run(*args, **kwargs)
         context, before = told
         if not context.watching and (moves_none or is_inside()):  # as the `copy_` of every `linear`
-            include(key, False)
             try:
+                include(key, False)  # a signal may interrupt right after it
                 return run(*args, **kwargs)
             finally:
                 include(key, True)
@@ -93,8 +93,8 @@ def writing(name: str, written: Written) -> Kernel:
             raise
         except Exception as failure:
             context.core.fail(failure)
-        include(key, False)
         try:
+            include(key, False)
             with sight():
                 result = run(*args, **kwargs)
         except RuntimeError as error:

@@ -53,8 +53,8 @@ def aside() -> Iterator[None]:
     usual = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
     with plain(), no_modes(), usual, unlogged():
         grad = torch.is_grad_enabled()
-        set_grad(False)
         try:
+            set_grad(False)
             yield
         finally:
             set_grad(grad)

@@ -63,9 +63,9 @@ def key_works() -> bool:
 def logged() -> Iterator[None]:
     """Let kernels see the operators of a block, even inside an operator that runs without kernels."""
     was_set, was_excluded = key_is_set(), _is_excluded(KEY)
-    include(KEY, True)
-    exclude(KEY, False)
     try:
+        include(KEY, True)
+        exclude(KEY, False)
         yield
     finally:
         include(KEY, was_set)
@@ -76,9 +76,9 @@ def logged() -> Iterator[None]:
 def unlogged() -> Iterator[None]:
     """Keep noclobber's own operators out of the write log."""
     on = key_is_set()
-    if on:
-        set_key(False)
-    try:
+    try:  # a signal may interrupt right after the key is off
+        if on:
+            set_key(False)
         yield
     finally:
         if on:
