@@ -4,11 +4,13 @@ import contextlib
 import functools
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import warnings
 import weakref
+from types import FunctionType
 
 import pytest
 import torch
@@ -102,6 +104,16 @@ def test_all_that_was_replaced_is_there_again(around, replaced):
     assert len(replaced) > (10 if around is noclobber.install else 30)
     left = [name for (owner, name), was in replaced.items() if vars(owner).get(name, ABSENT) is not was]
     assert not left
+
+
+@AROUND
+def test_what_was_replaced_can_be_pickled_as_before(around, replaced):
+    """A pool of processes is handed functions as `torch.from_numpy`."""
+    with around():
+        functions = [vars(owner)[name] for owner, name in replaced]
+        public = [one for one in functions if isinstance(one, FunctionType) and not one.__name__.startswith("_")]
+        assert all(pickle.loads(pickle.dumps(one)) is one for one in public)
+        assert len(public) > (5 if around is noclobber.install else 15)
 
 
 def test_pytorch_is_left_as_it_was_found_after_an_error():

@@ -65,7 +65,7 @@ def worded(finding: Finding) -> tuple[Suggestion, ...]:
     if isinstance(event, Overwritten):
         clone = "or let the write take a clone, so that this tensor keeps its value"
         return (*words, Suggestion(clone, cure=Cure.CLONE_FIRST))
-    if finding.save is not None and finding.save.unchecked == "ctx":
+    if finding.save is not None and finding.save.unchecked == "ctx" and write.via == "operator":
         return (*words, Suggestion("keep it with `ctx.save_for_backward`, so that PyTorch notices such a write"))
     return words
 
@@ -115,7 +115,10 @@ class _Words:
 
     def _question(self) -> tuple[Suggestion, ...]:
         name = self.text.name or self.write.tensor.name or "h"
-        unchanged = f"`{name} = {name} + (new - {name}).detach()`"
+        is_alias = self.write.via == "data" and not any(
+            f"{name}.{one}" in self.statement for one in ("data", "detach()")
+        )
+        unchanged = "add the difference as a constant" if is_alias else f"`{name} = {name} + (new - {name}).detach()`"
         asked = "decide whether it is part of the function or the gradient should ignore it"
         part = f"if it is part of the function, write out of place with gradients on; if not, {unchanged}"
         return (Suggestion(f"autograd does not see this write: {asked}"), Suggestion(part, cure=Cure.OUT_OF_PLACE))

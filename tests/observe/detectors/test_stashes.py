@@ -278,6 +278,28 @@ def test_a_changed_stash_that_backward_reads(function, write, field, contents):
         assert is_marked(clobber.writes[-1].site, "written")
 
 
+class Recursive(Square):
+    """Sets an attribute on the node of another call of itself, which runs within it."""
+
+    @staticmethod
+    def forward(ctx, x, depth=1):
+        ctx.x = x  # saved
+        if depth:
+            with torch.enable_grad():
+                inner = Recursive.apply(x.detach().requires_grad_(), depth - 1)
+            inner.grad_fn.tag = [torch.ones(1)]
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.x * g, None
+
+
+def test_a_call_within_another_of_the_same_function_keeps_its_own():
+    heard, _ = hear(gradient_of(Recursive, counted))
+    assert [one.save.field for one in heard.clobbers] == ["ctx.x"]
+
+
 RIGHT = [
     (Square, nothing),
     (Square, the_same_bytes),

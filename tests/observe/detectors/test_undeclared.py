@@ -160,6 +160,26 @@ def test_undeclared_writes_that_harm_nothing(write, give, use, contents):
     assert not heard.clobbers
 
 
+def times_three_and_raise(x):
+    x.mul_(3)  # written
+    raise ValueError("not finite")
+
+
+def test_an_input_of_a_function_that_raised():
+    def program():
+        x = torch.ones(3, requires_grad=True)
+        h = x * 1
+        with pytest.raises(ValueError, match="not finite"):
+            function(times_three_and_raise, COPY).apply(h)  # called
+        (h * 2).sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, torch.full((3,), 2.0))  # 6 is right
+    (event,) = heard.events
+    assert is_marked(event.write.site, "written")
+
+
 def test_the_gradient_that_passes_by_is_wrong():
     x = torch.ones(3, requires_grad=True)
     (right,) = torch.autograd.grad((x * 1 * 3 * 2).sum(), x)

@@ -253,7 +253,7 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
 
     def was_set(_: None, ctx: _Ctx, name: str, value: Any) -> None:
         under_way = calls.under_way
-        if under_way and under_way[-1].function is ctx._forward_cls:
+        if under_way and under_way[-1].function is ctx._forward_cls and under_way[-1].ctx in (None, ctx):
             call = under_way[-1]
             call.ctx = ctx
             if name == "dirty_tensors":

@@ -162,7 +162,7 @@ class Writers:
 
     def _forward_ends(self, call: ForwardCall, given: _Given, forward: Forward | None, returned: bool) -> None:
         try:
-            if returned and forward is not None:
+            if forward is not None:  # also after an error, which the program may catch
                 self.ended(call.function.__name__, forward.inputs, forward.beside, call.dirty, forward.since)
             if returned:
                 self.returned(call.result, given)

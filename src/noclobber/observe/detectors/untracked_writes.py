@@ -47,7 +47,8 @@ _ROUNDING = 32
 _SMALL = 1 << 18
 """Bytes."""
 _PATIENCE = 64
-"""A write is forgotten after this many backward calls that do not differentiate through it, or with its node."""
+"""A write to a leaf is forgotten after this many backward calls that do not differentiate through it; one to another
+tensor with its node."""
 _MOST = 64
 _TAKEN = 16
 """How many tensors of a thread are known by the aliases outside of the graph that it took of them."""
@@ -237,8 +238,8 @@ class UntrackedWrites:
         more."""
         for one in self.taken.copy():
             one.waited += 1
-            is_over = bool(one.target.identity) and one.thread == get_ident()
-            if is_over or one.waited >= _PATIENCE or one.target.is_gone():
+            is_over = one.thread == get_ident() or one.waited >= _PATIENCE
+            if (one.target.identity and is_over) or one.target.is_gone():
                 self._drop_taken(one)
 
     def _drop_taken(self, one: _Taken) -> None:
@@ -405,7 +406,7 @@ class UntrackedWrites:
         inner: dict[int, list[tuple[graph.Output, _Unseen]]] = {}
         for unseen in waiting:
             unseen.waited += 1
-            if unseen.waited > _PATIENCE or unseen.target.is_gone():
+            if unseen.target.is_gone() or (unseen.target.identity and unseen.waited > _PATIENCE):
                 self._drop_write(unseen)
             elif (made := unseen.target.output) is not None:
                 inner.setdefault(made.number, []).append((made, unseen))

@@ -23,9 +23,13 @@ class Patches:
     def put(self, owner: type | ModuleType, name: str, value: object) -> None:
         """Set `owner.name`, and remember what the owner itself held: nothing where it only inherits the name."""
         self._made.append((owner, name, vars(owner).get(name, _ABSENT), passed_over(value)))
-        for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
+        inner = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        for function in (value.fget, value.fset) if isinstance(value, property) else (inner,):
             if isinstance(function, FunctionType):
                 self._replacing(function)
+        if isinstance(inner, FunctionType):  # pickle finds a function by these
+            path = [owner.__module__, owner.__qualname__] if isinstance(owner, type) else [owner.__name__]
+            inner.__module__, inner.__qualname__ = path[0], ".".join([*path[1:], name])
         setattr(owner, name, value)
 
     def undo(self) -> None:

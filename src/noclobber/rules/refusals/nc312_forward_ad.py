@@ -90,7 +90,10 @@ TEXTS = (
     _text(
         ["ZeroTensors are immutable"],
         "in-place write to a tangent that is zero and was not materialised",
-        ["clone the tangent before the write, or write out of place"],
+        [
+            "clone the tangent before the write, or write out of place; where PyTorch itself writes it, as `mse_loss` "
+            "does under `jvp` of `grad`, compute the same with plain operators"
+        ],
         told="written in place here",
     ),
 )

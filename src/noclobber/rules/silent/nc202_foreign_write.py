@@ -131,4 +131,5 @@ def _cures(write: Write) -> Sequence[Help]:
 
 
 def _copied(handed: Handed) -> str:
-    return "`torch.from_dlpack(t).clone()`" if handed.by == "from_dlpack" else "`torch.tensor(buf)` copies"
+    shares = {"from_dlpack": "`torch.from_dlpack(t).clone()`", "frombuffer": "`torch.frombuffer(...).clone()`"}
+    return shares.get(handed.by, "`torch.tensor(buf)` copies")

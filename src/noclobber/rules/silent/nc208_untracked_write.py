@@ -221,9 +221,18 @@ def _cures(event: Untracked) -> Sequence[Help]:
             ),
             "or, if no gradient should flow there, take the value with `.detach()`",
         )
-    name = event.tensor.name or _as_written(event) or "h"
-    meant = f"or, if the gradient should pass unchanged, write `{name} = {name} + (new - {name}).detach()`"
+    name = _assignable(event)
+    meant = f"write `{name} = {name} + (new - {name}).detach()`" if name else "add the difference as a constant"
     return (
         Suggestion("let autograd see it: compute the new value out of place", cure=Cure.OUT_OF_PLACE),
-        Suggestion(meant),
+        Suggestion(f"or, if the gradient should pass unchanged, {meant}"),
     )
+
+
+def _assignable(event: Untracked) -> str:
+    """The name by which the line may assign the tensor; empty where it has none, or may be that of the alias alone."""
+    name, place = event.tensor.name or "", place_of(event.write.site)
+    write = write_at(place) if place is not None else None
+    target = ast.unparse(write.target) if write is not None and write.target is not None else ""
+    is_alias = event.how in ("data", "detached") and not target.startswith((f"{name}.data", f"{name}.detach()"))
+    return "" if is_alias or not name.replace(".", "_").isidentifier() or name.endswith(".data") else name

@@ -134,8 +134,7 @@ def _run_anew(
         try:
             outputs = run(*args)
         except Exception as error:
-            raised = error
-            guarded(region.failed, raised)
+            guarded(region.failed, error)
             raise
         if followed is not None and not region.told:
             guarded(lambda: _compare_outputs(region, packed, _tensors(outputs), *followed))
