@@ -106,6 +106,26 @@ def test_a_region_that_drifts_is_told_once_with_the_write(program, reentrant):
     assert torch.equal(gradient, bare(lambda: program(reentrant)))
 
 
+def test_a_reentrant_region_that_writes_its_own_input_is_told_with_the_write():
+    """The program drops the input, and only checkpoint holds its memory."""
+
+    def program():
+        x, shift = leaf(), torch.ones(3)
+
+        def region(t):
+            with torch.no_grad():
+                t.add_(shift)  # written
+            return t.exp()
+
+        checkpoint(region, x * 2, use_reentrant=True).sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    (drift,) = heard.events
+    assert [is_marked(write.site, "written") for write in drift.writes] == [True]
+    assert not torch.equal(gradient, 2 * torch.full((3,), 3.0).exp())  # which is right
+
+
 @pytest.mark.parametrize("program", [stepped, closure], ids=lambda program: program.__name__)
 @MODES
 def test_versions_alone_tell_what_they_can(program, reentrant):

@@ -8,7 +8,9 @@ from noclobber.model.seen.events import Tensor, Write
 from noclobber.observe.core.seen.history import Memory
 from noclobber.observe.core.seen.records import Record
 from noclobber.observe.describe import clobbers
+from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.witness.layout import tensor_on
 from noclobber.observe.witness.witness import Witness
 
 MOST_CAUSES = 8
@@ -62,12 +64,19 @@ def writes_to_any(rereads: Iterable[Witness], records: list[Record]) -> tuple[Wr
     """Return the model's writes to several memories, oldest first: one per line that wrote, at most MOST_CAUSES."""
     found: dict[object, tuple[int, Write]] = {}
     for reread in rereads:
-        tensor = reread.tensor()
         mine = _of(reread, records)
-        if tensor is None or not mine:
+        if not mine:
+            continue
+        tensor, current = reread.tensor(), 1 + (mine[-1].version or 0)
+        if tensor is not None:
+            current = tensor_state.version_of(tensor) or 0
+        elif (where := mine[-1].geometry) is not None:  # the program has dropped it, and its memory is still there
+            with modes.aside():
+                tensor = tensor_on(reread.storage, where)
+        if tensor is None:
             continue
         known = clobbers.tensor_of(tensor)
-        writes = writes_to(reread, mine, known, tensor_state.version_of(tensor) or 0)
+        writes = writes_to(reread, mine, known, current)
         for record, write in zip(mine, writes, strict=True):
             if record.place not in found or found[record.place][0] > record.moment:
                 found[record.place] = (record.moment, write)

@@ -160,7 +160,8 @@ def _is_read(drift: Drift, write: Write) -> bool:
     """Return True if the file of the region reads what was written, by its name, in a line that does not write it."""
     place = place_of(drift.save.site or drift.region)
     lines = {one.site.line for one in drift.writes if one.site is not None}
-    return place is not None and is_read_besides(place.file, write.tensor.name or "", lines)
+    name = write.tensor.name or write_of(write.site).name  # by then only a variable of the region may have held it
+    return place is not None and is_read_besides(place.file, name, lines)
 
 
 _BY_OTHER_NAMES = ("buffers(", "state_dict(", "getattr(", "vars(", "__dict__")
