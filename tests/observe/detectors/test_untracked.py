@@ -541,6 +541,16 @@ def test_a_write_that_leaves_the_gradient_as_it_is(write, hidden):
 
 
 @HIDDEN
+@pytest.mark.parametrize(("least", "codes"), [(-9, []), (2, ["NC208"])])
+def test_of_a_large_tensor_only_the_bytes_are_compared(least, codes, hidden):
+    def program():
+        h = torch.ones(1 << 21, requires_grad=True) * 1
+        hidden(lambda whole: whole.clamp_(min=least))(h).sum().backward()
+
+    assert warned(program) == codes
+
+
+@HIDDEN
 def test_a_part_that_gets_no_gradient_may_change(hidden):
     def body(h):
         hidden(lambda whole: whole[-1:].zero_())(h)
