@@ -550,6 +550,28 @@ def test_of_a_large_tensor_only_the_bytes_are_compared(least, codes, hidden):
     assert warned(program) == codes
 
 
+def adapted(create_graph, write):
+    """The inner step of a meta-learner, whose loop the source does not follow."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    fast = {"w": x.clone()}
+    found = torch.autograd.grad((fast["w"] ** 3).sum(), list(fast.values()), create_graph=create_graph)
+    for (name, weight), gradient in zip(list(fast.items()), found, strict=True):
+        fast[name] = write(weight, 0.1 * gradient)
+    (fast["w"] ** 2).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(("create_graph", "codes"), [(True, ["NC208"]), (False, [])])
+def test_what_is_added_through_data_is_of_the_tensor_itself_where_the_graph_says_so(create_graph, codes):
+    def wrote(weight, step):
+        weight.data.sub_(step)
+        return weight
+
+    right = adapted(create_graph, torch.sub)
+    assert torch.equal(adapted(create_graph, wrote), right) == (codes == [])
+    assert warned(lambda: adapted(create_graph, wrote)) == codes
+
+
 @HIDDEN
 def test_a_part_that_gets_no_gradient_may_change(hidden):
     def body(h):

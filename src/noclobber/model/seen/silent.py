@@ -106,7 +106,8 @@ class Untracked:
     `how`: under `no_grad` or `inference_mode`, through `.data` or `.detach()`, by `t.data = u`, or by code outside of
     torch. `source` is what was written, where that itself is in a graph, which is cut off there; None where the write
     has its own derivative (`mul_`, `relu_`): it is left out. `is_balanced`: along some dimensions all elements changed
-    by one amount, and the gradient with respect to the amounts is zero.
+    by one amount, and the gradient with respect to the amounts is zero. `is_of_itself`: what was written is in the
+    graph, and computed from the tensor itself.
     """
 
     write: Write
@@ -115,6 +116,7 @@ class Untracked:
     read: Read
     source: Tensor | None = None
     is_balanced: bool = False
+    is_of_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ tensor with its node."""
 _MOST = 64
 _TAKEN = 16
 """How many tensors of a thread are known by the aliases outside of the graph that it took of them."""
-_SOURCES = 256
+_SOURCES = 512
 """How many nodes of a graph are searched for the leaves that a leaf's first values are computed from."""
 
 
@@ -136,11 +136,15 @@ class _Unseen:
     """A mask of the elements that changed; None where that is not known."""
     even: tuple[int, ...] = ()
     """The dimensions along which all elements changed by the same amount."""
+    is_of_itself: bool = False
+    """Whether what was written is in the graph, and computed from the tensor itself."""
     waited: int = 0
     """Backward calls since the write."""
     alias: torch.Tensor | None = None
     """Of what is being written, until the write is over: one that makes the tensor larger does not resize it. It is
     held here and by no closure, which would count as one of the program's (describe/holders.py)."""
+    into: torch.Tensor | None = None
+    """The tensor itself, held in the same way."""
 
     def has_changed(self, tensor: torch.Tensor, old: torch.Tensor | None) -> bool:
         """Return True if any element differs from `old`, or if that cannot be known. Records which elements differ.
@@ -284,10 +288,13 @@ class UntrackedWrites:
             alias = tensor_state.detach(tensor)
         noted = record(written, tensor, key, place_of(frame), self._context.thread)
         unseen = _Unseen(noted, how, target, clobbers.later_of(tensor), adds=written.op in _ADDING, alias=alias)
+        unseen.into = tensor if how in ("data", "detached") else None
 
         def after() -> None:
-            shown, unseen.alias = unseen.alias, None
+            (shown, into), unseen.alias, unseen.into = (unseen.alias, unseen.into), None, None
             is_same = type(digest) is int and shown is not None and fingerprint(shown) == digest
+            if target.output is not None and into is not None and into.requires_grad and torch.is_grad_enabled():
+                unseen.is_of_itself = _comes_from(graph.maker_of(into), target.output)  # the alias has a node now
             if shown is not None and not is_same and unseen.has_changed(shown, old):
                 if unseen.adds:  # which is mostly right, so that it takes no place of another
                     self._drop_writes(target, noted.place)
@@ -473,7 +480,10 @@ class UntrackedWrites:
                     return
                 tensor = unseen.described() if leaf is None else clobbers.tensor_of(leaf)
                 read, even = clobbers.read_of(backward, node), unseen.is_balanced(gradient)
-                arrived.append(Untracked(_write(unseen, tensor), unseen.how, tensor, read, unseen.source, even))
+                of_itself = unseen.is_of_itself
+                arrived.append(
+                    Untracked(_write(unseen, tensor), unseen.how, tensor, read, unseen.source, even, of_itself)
+                )
 
         return gradient_arrives
 
@@ -519,6 +529,20 @@ def _target(tensor: torch.Tensor) -> _Target | None:
     if producer is None:
         return _Target(key, storage, tensor_state.identity(tensor), None, shown)
     return _Target(key, storage, 0, graph.output_ref(producer, tensor.output_nr), shown)
+
+
+def _comes_from(root: Node | None, made: graph.Output) -> bool:
+    """Return True if the nearest nodes of a graph, _SOURCES at most, get what an output of a node is."""
+    waiting = deque([root] if root is not None else [])
+    seen = set(waiting)
+    while waiting and len(seen) < _SOURCES:
+        for following, output_nr in waiting.popleft().next_functions:
+            if following is not None and made.is_of(following, output_nr):
+                return True
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
 
 
 def _only_of(root: Node, leaf: _Target) -> bool:

@@ -35,8 +35,8 @@ Notes
     meta-learning: make new tensors (`w - lr * g` with `create_graph=True`), not `w.data -= lr * g`.
     If the gradient should pass as if nothing had happened (straight-through rounding, gradient tricks), write that
     down: `h = h + (h.round() - h).detach()`. noclobber does not report this form.
-    A constant that is added changes no gradient: noclobber reports `h.data.add_(noise)` only where the source shows
-    that the noise is computed from `h`, and the loss depends on how much is added.
+    A constant that is added changes no gradient: noclobber reports `h.data.add_(noise)` only where the source or the
+    graph shows that the noise is computed from `h`, and the loss depends on how much is added.
     A parameter may take its first values from the graph, as ActNorm and variational strategies do. noclobber does not
     report that where no graph used the parameter before, and what the values were computed from gets its gradient in
     the same backward.
@@ -132,6 +132,8 @@ def _only_shifts(event: Untracked) -> bool:
     may_add = event.how == "assigned" or op in (*_SHIFTS, *_ADDING, "index_put_")
     if event.source is not None or not may_add:
         return False
+    if event.is_of_itself:
+        return event.is_balanced
     adds = op in _SHIFTS
     if place is None:
         return adds
