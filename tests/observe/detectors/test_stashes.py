@@ -187,6 +187,24 @@ class Bounding(Computing):
         return 2 * ctx.x.clamp_(-9, 2) * g
 
 
+class Masking(Computing):
+    """Whose backward leaves the same when it runs again."""
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.x.mul_(torch.tensor([1.0, 0.0, 1.0])) * g
+
+
+class Returning(Computing):
+    """Whose backward puts back what it has changed."""
+
+    @staticmethod
+    def backward(ctx, g):
+        gradient = ctx.x.mul_(2) * g
+        ctx.x.mul_(0.5)
+        return gradient
+
+
 def counted(h, y):
     with torch.no_grad():
         h.mul_(3)  # written
@@ -344,7 +362,7 @@ def test_a_backward_that_computes_in_what_it_keeps_gives_another_gradient_when_i
         program()
 
 
-@pytest.mark.parametrize("function", [Square, Counting, Filling, Bounding, Averaging, Lazy, Given])
+@pytest.mark.parametrize("function", [Square, Counting, Filling, Bounding, Averaging, Lazy, Given, Masking, Returning])
 def test_what_a_backward_fills_or_adds_to_is_its_own(function):
     heard, _ = hear(run_again(function))
     assert heard.clobbers == []

@@ -220,7 +220,8 @@ class CtxSaves:
             for stash, was in zip(held, before, strict=True):
                 if was != _state(stash):
                     writes = stash.writes[was[1] :]
-                    self._note_computed(ctx, stash, writes)
+                    if type(stash.digest) is not int or fingerprint(stash.alias) != stash.digest:
+                        self._note_computed(ctx, stash, writes)
                     for one in (stash, *self._beside(stash, writes, was[0])):
                         one.version, one.suspect = int(one.alias._version), None
                         one.digest = None if one.digest is None else fingerprint(one.alias)
