@@ -68,9 +68,7 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Recor
         return None
     if _first_of_views(made).name() in graph.MANY_VIEWS:
         raise RuntimeError(_MANY.format(number=number, name=_shown(made.name())))
-    # What backward unpacks and saves again, for `create_graph`, has the node of a view and is none.
-    is_view = made.name() in graph.VIEWS and type(handle) is not Handle
-    return ("AsStridedBackward0", 0) if is_view else (made.name(), number)
+    return ("AsStridedBackward0", 0) if made.name() in graph.VIEWS else (made.name(), number)
 
 
 def is_by_its_own_operator(write: Record, handle: Handle) -> bool:

@@ -220,7 +220,8 @@ class CtxSaves:
             for stash, was in zip(held, before, strict=True):
                 if was != _state(stash):
                     writes = stash.writes[was[1] :]
-                    if type(stash.digest) is not int or fingerprint(stash.alias) != stash.digest:
+                    digest = stash.digest if stash.kept is None and isinstance(stash.digest, int) else None
+                    if digest is None or fingerprint(stash.alias) != digest:
                         self._note_computed(ctx, stash, writes)
                     for one in (stash, *self._beside(stash, writes, was[0])):
                         one.version, one.suspect = int(one.alias._version), None
