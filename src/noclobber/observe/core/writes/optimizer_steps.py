@@ -48,12 +48,14 @@ def arm(context: Context, way: Way) -> None:
         if context.thread.arguments == id(held):  # no other step has begun since
             ends(optimizer, held, {})
 
+    at_raise = way.entry(raised, also_off=True)
+
     def before(
         optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[_Arguments, dict[str, object]]:
         begins(optimizer, args, kwargs)
         held = _Arguments(args)
-        held.raised = way.entry(raised, also_off=True)
+        held.raised = at_raise
         context.thread.arguments = id(held)
         return held, kwargs
 
