@@ -347,6 +347,38 @@ def test_several_parts_that_one_node_gives():
     assert heard.events == []
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_node_that_gets_the_same_gradient_several_times_and_had_it_before(parts, shared):
+    """A sum hands the written gradient on once for each part. Only the one from before the write is wrong."""
+
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, write):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return (g.mul_(2) if write else g * 2), None
+
+    def program():
+        x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        y = x * W
+        part = y
+        for _ in range(parts - 1):
+            part = part + y
+        z = Doubles.apply(part, write)
+        ((y + z if shared else z) ** 2).sum().backward()
+        return x.grad
+
+    write = False
+    right = program()
+    write = True
+    heard, gradient = hear(program)
+    assert torch.equal(gradient, right) == (not shared)
+    assert len(heard.events) == shared
+
+
 class Kept:
     """Lives as long as the node in whose metadata it is."""
 

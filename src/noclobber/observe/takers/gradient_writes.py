@@ -193,7 +193,7 @@ class Deliveries:
         # Nobody takes it off: the engine has each node begin with the modes of the call (torch 2.10 to 2.15;
         # tests/observe/detectors/test_gradient_writes.py). It is held here too: a mode that only the stack holds is
         # freed where it is taken off for a while (torch 2.10).
-        self._modes.append(OperatorMode(self._way, partial(self._added, following, to)))
+        self._modes.append(OperatorMode(self._way, partial(self._added, following, to, [])))
         modes.push_mode(self._modes[-1])
 
     def _returned_here(self, node: Node, made: Any, given: object) -> None:
@@ -216,6 +216,7 @@ class Deliveries:
         self,
         following: list[Node | None],
         handed: list[tuple[Node | None, int]],
+        sums: list[tuple[int, bool]],
         func: Any,
         args: tuple[Any, ...],
         _: object,
@@ -223,14 +224,22 @@ class Deliveries:
     ) -> None:
         """An operator was called after a node had run: the engine may add up what the `following` nodes get.
 
-        The sum has two parts: what the node was given before, and what it is given now, which tells the node.
+        The sum has two parts: what the node was given before, and what it is given now, which tells the node. `sums`
+        are the second parts of the sums so far, and whether the first part may be of the node that has run, too.
         """
         if func._schema.name not in ("aten::add", "aten::add_") or not is_of_the_engine(frame):
             return
         first, part = map(tensor_state.identity, args[:2])
         at = max((index for index, (_, each) in enumerate(handed) if each == part), default=len(handed))
         getting = [after for after, each in handed if each == part] or following
-        if any((after, first) in handed[:at] for after in getting):
+        sums.append((part, any((after, first) in handed[:at] for after in getting)))
+        alike = [is_own for second, is_own in sums if second == part]
+        if alike[0] and len(alike) == len(getting) and len({*getting}) == 1:
+            # As many sums as the node gives parts: what the first one was added to was there before.
+            for spoil in self._changed(args[1]):
+                if getting[0] not in spoil.heirs:
+                    spoil.tell(getting[0], self._notice)
+        if alike[-1]:
             return  # the node that has run gives both parts
         for spoil in self._changed(args[0]):
             heir = next((after for after in getting if after in spoil.heirs), None)
