@@ -232,7 +232,8 @@ class Deliveries:
         first, part = map(tensor_state.identity, args[:2])
         at = max((index for index, (_, each) in enumerate(handed) if each == part), default=len(handed))
         getting = [after for after, each in handed if each == part] or following
-        sums.append((part, any((after, first) in handed[:at] for after in getting)))
+        both = ((after, first) in handed[:at] and handed.count((after, first)) > (first == part) for after in getting)
+        sums.append((part, any(both)))
         alike = [is_own for second, is_own in sums if second == part]
         if alike[0] and len(alike) == len(getting) and len({*getting}) == 1:
             # As many sums as the node gives parts: what the first one was added to was there before.
