@@ -106,6 +106,27 @@ def test_a_region_that_drifts_is_told_once_with_the_write(program, reentrant):
     assert torch.equal(gradient, bare(lambda: program(reentrant)))
 
 
+@pytest.mark.parametrize("in_region", [True, False])
+def test_pytorchs_words_of_a_view_that_a_second_backward_has_unpacked(in_region):
+    """What it unpacks of a region is no view, and keeps its node; of a view itself PyTorch makes a new node."""
+
+    def program():
+        x = torch.ones(3, 4, requires_grad=True)
+        view = x[..., 0]
+        y = checkpoint(functional.leaky_relu, view, use_reentrant=False) if in_region else functional.leaky_relu(view)
+        (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        with torch.no_grad():
+            view.mul_(2)
+        with pytest.raises(RuntimeError) as raised:
+            (y.sum() + slope.sum()).backward()
+        return str(raised.value)
+
+    heard, said = hear(program)
+    assert said == bare(program)
+    assert ("Select" if in_region else "AsStrided") in said
+    assert len(heard.clobbers) > 0
+
+
 def test_a_reentrant_region_that_writes_its_own_input_is_told_with_the_write():
     """The program drops the input, and only checkpoint holds its memory."""
 

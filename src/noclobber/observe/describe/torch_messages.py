@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from noclobber.observe.core.seen.handles import Argument, Handle, OfMadeAside, OfOneOfSeveral, OfView
-from noclobber.observe.core.seen.records import Record
+from noclobber.observe.core.seen.records import Record, reading
 from noclobber.observe.torch_api import before_2_12
 from noclobber.observe.torch_api.autograd import graph, native_saves
 
@@ -68,7 +68,17 @@ def producer(handle: Handle, node: Any, field: str, *, output: bool, last: Recor
         return None
     if _first_of_views(made).name() in graph.MANY_VIEWS:
         raise RuntimeError(_MANY.format(number=number, name=_shown(made.name())))
-    return ("AsStridedBackward0", 0) if made.name() in graph.VIEWS else (made.name(), number)
+    is_view = made.name() in graph.VIEWS and not _is_recomputed(made)
+    return ("AsStridedBackward0", 0) if is_view else (made.name(), number)
+
+
+def _is_recomputed(made: Node) -> bool:
+    """Return True if a checkpointed region keeps what a node made: what PyTorch unpacks of a region has this node, and
+    is no view, so that its node stays the same (torch 2.13; tests/observe/checkpoint/test_checkpoint_drift.py)."""
+    readers = (one for one in graph.walk(graph.roots_of(reading().outputs)) if (made, 0) in one.next_functions)
+    return any(
+        hasattr(graph.content(save), "noclobber_save") for one in readers for save in graph.saves_of_or_gone(one)
+    )
 
 
 def is_by_its_own_operator(write: Record, handle: Handle) -> bool:
