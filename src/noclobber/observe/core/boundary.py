@@ -130,6 +130,8 @@ class Way:
 
 def _is_of_a_handler(failure: Exception) -> bool:
     """Return True if one of the program's signal handlers has raised an error: as at any place, it may run here."""
+    if isinstance(failure, RecursionError):  # no room to ask
+        return False
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     called = [getattr(one, "__func__", one) for one in handlers if callable(one)]
     codes = {getattr(one, "__code__", None) or getattr(type(one).__call__, "__code__", None) for one in called} - {None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
@@ -138,7 +138,8 @@ def _has_ended(context: Context, call: Backward, result: object, error: BaseExce
     elif call.quiet:
         spare_key.set_key(True)
         threads.wake_hooks(context, call)
-    thread.backwards.remove(call)
+    with suppress(ValueError):  # a signal handler that ran a backward just now has recovered from this one
+        thread.backwards.remove(call)
     engine_state.set_backward_call(call.outer)
     if call.quiet:
         _share_reads(context, False)
