@@ -176,11 +176,13 @@ def _saves_were_seen(context: Context, call: Backward) -> bool:
 
 def _are_seen(context: Context, roots: list[Node]) -> bool:
     """Return True if noclobber has seen what a graph saves, and all writes since."""
-    saves = (saved for node in graph.walk(roots) for saved in graph.saves_of_or_gone(node))
-    kept = [one for one in map(graph.content, saves) if one is not None]
-    began = context.memory.began
-    seen = (isinstance(one, Handle) and began is not None and one.moment >= began for one in kept)
-    return not kept or any(seen)
+    began, keeps = context.memory.began, False
+    for saved in (saved for node in graph.walk(roots) for saved in graph.saves_of_or_gone(node)):
+        kept = graph.content(saved)
+        if isinstance(kept, Handle) and began is not None and kept.moment >= began:
+            return True
+        keeps |= kept is not None
+    return not keeps
 
 
 def _is_inside_a_transform(output: object) -> bool:

@@ -30,13 +30,8 @@ def geometry(tensor: torch.Tensor) -> Geometry:
     try:
         offset = tensor.storage_offset()
         return (offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):  # sparse, nested, lazy, subclasses with sizes of their own
-        return _without_strides(tensor)
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return _without_strides(tensor)  # sparse, nested, lazy; a subclass that computes its sizes
 
 
 def _without_strides(tensor: torch.Tensor) -> Geometry:
