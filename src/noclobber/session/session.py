@@ -200,10 +200,9 @@ class Session:
                 self.journal.checked(self._backwards, self._raised)
             if self._faked is not None:
                 self._faked.checked()
-        from noclobber.observe.arming import recorder
+        if self._faked is not None and self._armed and self._faked.steps.are_enough(self._backwards + self._raised):
+            from noclobber.observe.arming import recorder
 
-        calls = self._backwards + self._raised
-        if self._faked is not None and self._armed and self._faked.steps.are_enough(calls):
             recorder.before_next_backward(self._faked.steps.stop)
 
     def _sampled(self) -> None:

@@ -164,10 +164,11 @@ def _saves_were_seen(context: Context, call: Backward) -> bool:
     """Return True if noclobber has seen the saves at the top of the graph. Where it has not, the coverage says so."""
     if modes.transforms_active() or any(map(_is_inside_a_transform, call.outputs)):
         return False
-    roots = graph.roots_of(call.outputs)
-    if roots and all(node.name() == _COMPILED for node in roots):
+    if not (roots := graph.roots_of(call.outputs)):
+        return True
+    if all(node.name() == _COMPILED for node in roots):
         return False
-    is_early = roots and all(node._sequence_nr() < context.thread.first_node for node in roots)
+    is_early = all(node._sequence_nr() < context.thread.first_node for node in roots)
     if is_early and not _are_seen(context, roots):  # each thread numbers its own nodes
         context.bus.not_seen("backward calls of graphs that were made before watching began")
         return False

@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -66,14 +67,13 @@ def later_of(tensor: torch.Tensor) -> Callable[[], Tensor]:
 
     It holds no memory. An address says nothing once the memory is gone: another tensor may have got it.
     """
-    where, device = geometry(tensor), tensor.device
-    shown = weak(tensor, where)
+    where, device, storage = geometry(tensor), tensor.device, storages.ref_or_none(tensor)
     is_usual = type(tensor) in storages.PLAIN and where[2] is not None and not tensor.is_nested
     shape = where[1] if is_usual else shape_of(tensor)
 
     def described() -> Tensor:
         with modes.aside():
-            still = shown()
+            still = _still(storage, where)
             return _unnamed(shape, where, device) if still is None else tensor_of(still)
 
     return described
@@ -277,10 +277,11 @@ def later(handle: Handle, node: Node | None, digest: Digest, backward: Backward,
 def weak(tensor: torch.Tensor, where: Geometry) -> Callable[[], torch.Tensor | None]:
     """Return a function for a tensor on the same bytes, which lie `where`. It holds no storage, and returns None once
     that is gone, or where no tensor can be made of its geometry."""
-    if storages.storage_key(tensor) is None:
-        return lambda: None
-    storage = storages.storage_ref(tensor)
-    return lambda: None if strided(where) is None else tensor_on(storage, where)
+    return partial(_still, storages.ref_or_none(tensor), where)
+
+
+def _still(storage: storages.StorageRef | None, where: Geometry) -> torch.Tensor | None:
+    return None if storage is None or strided(where) is None else tensor_on(storage, where)
 
 
 def _save(handle: Handle, node: Node | None, tensor: Tensor) -> Save:

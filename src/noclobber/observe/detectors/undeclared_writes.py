@@ -47,6 +47,7 @@ Input = tuple[torch.Tensor, Any, int, "int | None", int, Digest]
 """A tensor in the graph that a Function is given, and its state before forward: the node that made it, which of its
 outputs the tensor is, its storage, its version, and its fingerprint. On a device, only a write that is seen makes it
 worth to wait for the bytes (`Writers._look`)."""
+_Keys = set["int | None"]
 
 
 class Beside(NamedTuple):
@@ -121,10 +122,8 @@ class Writers:
         self._ends: Callable[..., object] = self._forward_ends
         self._results: OrderedDict[int | None, deque[_Result]] = OrderedDict()
         """By storage, the one that got the newest last."""
-        self.overwritten: dict[int, list[_Overwritten]] = {}
-        """The tensors that calls overwrote, newest last, by the number of the node that made them."""
-        self._makers: deque[int] = deque()
-        """These numbers, one for each tensor, newest last."""
+        self.overwritten: deque[_Overwritten] = deque(maxlen=KEPT)
+        """The tensors that calls overwrote, newest last."""
 
     def arm(self, way: Way) -> None:
         self._looking = way.entry(self._look)
@@ -140,32 +139,26 @@ class Writers:
             return None
         context, args = self._context, call.args
         contents, native = context.contents is not None, context.native
-        inputs = native.given(args) if contents and native is not None else None
-        if inputs is None:
-            inputs = [
-                _input(one, node, contents)
-                for one in args
-                if isinstance(one, torch.Tensor) and one.requires_grad and (node := graph.maker_of(one)) is not None
-            ]
-        beside = self.beside(given := _given(args))
+        known = native.given(args) if contents and native is not None else None
+        inputs, keys, others = known or _given(args, contents)
+        beside = self.beside(others)
         if not inputs and not beside:
-            return partial(self._ends, call, given, None)
-        watched = [*inputs, *(one.input for one in beside)] if beside else inputs
-        keys = [key for _, _, _, key, _, _ in watched if key is not None]
-        looked = [key for _, _, _, key, _, digest in watched if key is not None and digest is None]
+            return partial(self._ends, call, others, None)
+        keys += _storages([one.input for one in beside]) if beside else ()
+        looked = [] if known else [key for _, _, _, key, _, digest in inputs if key is not None and digest is None]
         forward = Forward(inputs, beside, keys, looked, latest[0])
         context.memory.read_again(keys, 1)
         context.thread.given.append(forward)
         if looked:
             context.attend(self._looking, looked)
-        return partial(self._ends, call, given, forward)
+        return partial(self._ends, call, others, forward)
 
-    def _forward_ends(self, call: ForwardCall, given: _Given, forward: Forward | None, returned: bool) -> None:
+    def _forward_ends(self, call: ForwardCall, others: _Keys, forward: Forward | None, returned: bool) -> None:
         try:
             if forward is not None:  # also after an error, which the program may catch
                 self.ended(call.function.__name__, forward.inputs, forward.beside, call.dirty, forward.since)
             if returned:
-                self.returned(call.result, given)
+                self.returned(call.result, others)
         finally:
             if forward is not None:
                 self._context.thread.given.remove(forward)
@@ -173,7 +166,7 @@ class Writers:
                 if forward.looked:
                     self._context.ignore(self._looking, forward.looked)
 
-    def beside(self, given: _Given) -> list[Beside]:
+    def beside(self, others: _Keys) -> list[Beside]:
         """Return what earlier calls returned on the memory that a call is given, if it is in the graph and still there.
 
         A write that moves its version is left out later: PyTorch refuses to go on with it.
@@ -181,7 +174,7 @@ class Writers:
         if not self._results or self._context.contents is None:
             return []
         found = []
-        for key in given:
+        for key in others:
             if (results := self._results.get(key)) is None:
                 continue
             for result in list(results):
@@ -195,13 +188,13 @@ class Writers:
                     found.append(Beside(_input(tensor, None, True), result.made, old))
         return found
 
-    def returned(self, result: object, given: _Given) -> None:
+    def returned(self, result: object, others: _Keys) -> None:
         """Remember the tensors in the graph that a call returned on the memory that it was given."""
-        if not given:
+        if not others:
             return
         for tensor in tensor_state.tensors_in(result):
             key = storages.storage_key(tensor) if tensor.requires_grad else None
-            if key is not None and key in given and (node := graph.maker_of(tensor)) is not None:
+            if key is not None and key in others and (node := graph.maker_of(tensor)) is not None:
                 of_key = self._results.pop(key, None) or deque(maxlen=KEPT)
                 of_key.append(_Result(Witness(key, tensor), graph.output_ref(node, tensor.output_nr)))
                 self._results[key] = of_key
@@ -232,8 +225,8 @@ class Writers:
         for (tensor, maker, output, key, _, _), result in changed:
             if any(declared is tensor for declared in dirty):
                 continue
-            writes = [] if since is None else self._context.memory.writes_since(since + 1, key)
-            writes = [one for one in writes if one.written.op not in ("data=", "swap_tensors")]
+            noted = [] if since is None else self._context.memory.writes_since(since + 1, key)
+            writes = [one for one in noted if one.written.op not in ("data=", "swap_tensors")]
             if len(inputs) + len(beside) == 1 and writes and all(one.written.op in SHIFTS for one in writes):
                 continue
             mask = None
@@ -243,17 +236,7 @@ class Writers:
             last, version, node = writes[-1] if writes else None, int(tensor._version), engine_state.next_node()
             described, is_beside = later_of(tensor), result is not None
             made = graph.output_ref(maker, output) if result is None else result.made
-            self._remember(_Overwritten(made, node, by, place, last, version, described, is_beside, mask))
-
-    def _remember(self, one: _Overwritten) -> None:
-        self.overwritten.setdefault(one.made.number, []).append(one)
-        self._makers.append(one.made.number)
-        if len(self._makers) > KEPT:
-            of_oldest = self.overwritten.get(oldest := self._makers.popleft(), [])
-            if len(of_oldest) > 1:
-                of_oldest.pop(0)
-            else:
-                self.overwritten.pop(oldest, None)
+            self.overwritten.append(_Overwritten(made, node, by, place, last, version, described, is_beside, mask))
 
     def backward_begins(self, call: Backward) -> End | None:
         """Return what reports, at the end of a call, the gradients that skip an undeclared write."""
@@ -263,13 +246,16 @@ class Writers:
         """Return the writes that a gradient will skip: it flows from a node that used the overwritten tensor straight
         to the node that made the tensor. Of two Functions that ran in each other, the inner one made the write."""
         found: dict[int, Undeclared] = {}
+        by_maker: dict[int, list[_Overwritten]] = {}
+        for one in self.overwritten.copy():
+            by_maker.setdefault(one.made.number, []).append(one)
         for user in graph.walk(graph.roots_of(outputs)):
             for maker, output in user.next_functions:
-                if maker is None or (remembered := self.overwritten.get(maker._sequence_nr())) is None:
+                if maker is None or (remembered := by_maker.get(maker._sequence_nr())) is None:
                     continue
                 if user.name().startswith(_NO_GRADIENT) or not graph.leads_to(maker, inputs):
                     continue
-                for overwritten in list(remembered):
+                for overwritten in remembered:
                     after = graph.is_after(user._sequence_nr(), maker._sequence_nr(), overwritten.since)
                     if after and overwritten.made.is_of(maker, output) and _sees(user, overwritten.changed):
                         found.setdefault(id(overwritten.last or overwritten), overwritten.event())
@@ -289,22 +275,30 @@ def _has_moved(one: Input) -> bool:
 def _has_changed(one: Input) -> bool:
     tensor, _, _, _, _, digest = one
     now = None if digest is None else fingerprint(tensor)
-    if type(digest) is int:
-        return now != digest
-    return change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO
+    return (
+        now != digest
+        if type(digest) is int
+        else change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO
+    )
 
 
-_Given = set["int | None"]
-"""The memory of the arguments of a call that are not in the graph."""
+def _given(args: Iterable[object], contents: bool) -> tuple[list[Input], list[int], _Keys]:
+    """Return the tensors in the graph that a call is given, their storages, and those of the tensors outside of it."""
+    inputs = [
+        _input(one, node, contents)
+        for one in args
+        if isinstance(one, torch.Tensor) and one.requires_grad and (node := graph.maker_of(one)) is not None
+    ]
+    return inputs, _storages(inputs), _outside(args)
 
 
-def _given(args: Iterable[object]) -> _Given:
-    """Return the memory of the arguments that are not in the graph: what a call is given to write its result to."""
-    keys: set[int | None] = set()
-    for one in args:
-        if isinstance(one, torch.Tensor) and not one.requires_grad:
-            keys.add(storages.storage_key(one))
-    return keys
+def _storages(inputs: Iterable[Input]) -> list[int]:
+    return [key for _, _, _, key, _, _ in inputs if key is not None]
+
+
+def _outside(args: Iterable[object]) -> _Keys:
+    """Return the storages of the arguments that are not in the graph: what a call is given to write its result to."""
+    return {storages.storage_key(one) for one in args if isinstance(one, torch.Tensor) and not one.requires_grad}
 
 
 def _sees(user: Any, changed: torch.Tensor | None) -> bool:
@@ -347,7 +341,7 @@ class Operators:
         if context.contents is None or not context.thread.watched:
             return None
         values = [*args, *kwargs.values()]
-        results = writers.beside(_given(values)) if torch.is_grad_enabled() else []
+        results = writers.beside(_outside(values)) if torch.is_grad_enabled() else []
         given = {
             (key, span_of(tensor)): tensor
             for tensor in tensor_state.tensors_in(values)
@@ -365,7 +359,7 @@ class Operators:
         def after(result: object) -> None:
             if context.thread.watched and torch.is_grad_enabled():
                 writers.ended(op, (), results)
-                writers.returned(result, _given(values))
+                writers.returned(result, _outside(values))
             for (key, span), tensor in tensors.items():
                 for handle in live.at(key, span):
                     _, digest, version = was.get(id(handle)) or (handle, handle.digest, int(handle.alias._version))

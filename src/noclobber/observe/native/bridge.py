@@ -63,6 +63,7 @@ class Bridge(HotPath):
         native.connect(asked, ctypes.addressof(self._moments))
         super().__init__(native, asked)
         self.fingerprint: Callable[[torch.Tensor], int | None] = native.fingerprint
+        self.storage_key: Callable[[torch.Tensor], int | None] = native.storage_key
         self.storage_ref: Callable[[torch.Tensor], storages.StorageRef | None] = native.storage_ref
         records.following = native.next_moment
         reads.walk_with(partial(native.walk, reads.KINDS))
@@ -199,7 +200,8 @@ def begin(context: Context) -> None:
         except Exception as failure:
             _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
             return
-        digests.of_usual, storages.ref_of_usual = _bridge.fingerprint, _bridge.storage_ref
+        digests.of_usual = _bridge.fingerprint
+        storages.key_of_usual, storages.ref_of_usual = _bridge.storage_key, _bridge.storage_ref
         sites.of_native = _bridge.place_here
     context.native = context.memory.native = context.live.beside = _bridge
     if context.contents is not None:

@@ -162,7 +162,7 @@ void note_views(PyObject *op) {
 static py::tuple shown(const Record &one) {
   auto where = py::make_tuple(one.offset, shown(one.sizes), shown(one.strides), shown(one.dtype));
   return py::make_tuple(shown(one.written), shown(one.place), one.key, one.version, where, shown(one.step),
-                        one.in_backward, one.node, one.moment, one.in_graph);
+                        one.in_backward, one.node, one.moment, one.in_graph, false);
 }
 
 py::list take_records() {

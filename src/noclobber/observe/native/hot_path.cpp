@@ -122,6 +122,12 @@ PyObject *show_fingerprint(PyObject *, PyObject *tensor) {
   END_HANDLE_TH_ERRORS
 }
 
+// Returns what `storage_key` of torch_api/tensors/storages.py returns; None if it is for Python.
+PyObject *show_storage_key(PyObject *, PyObject *shown_tensor) {
+  auto *tensor = THPVariable_Unpack(shown_tensor).unsafeGetTensorImpl();
+  return is_usual(tensor) ? PyLong_FromUnsignedLongLong(storage_key(tensor)) : Py_NewRef(Py_None);
+}
+
 // Returns what `storage_ref` of torch_api/tensors/storages.py returns; None if it is for Python.
 PyObject *show_storage_ref(PyObject *, PyObject *shown_tensor) {
   HANDLE_TH_ERRORS
@@ -133,11 +139,10 @@ PyObject *show_storage_ref(PyObject *, PyObject *shown_tensor) {
   END_HANDLE_TH_ERRORS
 }
 
-// Returns what is known of the tensors in the graph among what a custom Function is given, as `given` of
-// core/seen/hot_path.py. None if it is for Python.
+// Returns what a custom Function is given, as `given` of core/seen/hot_path.py. None if it is for Python.
 PyObject *show_given(PyObject *, PyObject *arguments) {
   HANDLE_TH_ERRORS
-  auto inputs = owned(PyList_New(0));
+  auto inputs = owned(PyList_New(0)), keys = owned(PyList_New(0)), others = owned(PySet_New(nullptr));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); i++) {
     PyObject *argument = PyTuple_GET_ITEM(arguments, i);
     if (!THPVariable_Check(argument)) {
@@ -148,7 +153,9 @@ PyObject *show_given(PyObject *, PyObject *arguments) {
     if (!is_usual(impl)) {
       Py_RETURN_NONE;
     }
+    auto key = number(storage_key(impl));
     if (!tensor.requires_grad()) {
+      holds(PySet_Add(others, key));
       continue;
     }
     THPObjectPtr node(PyObject_GetAttrString(argument, "grad_fn"));
@@ -163,12 +170,19 @@ PyObject *show_given(PyObject *, PyObject *arguments) {
     if (!digest) {
       Py_RETURN_NONE;
     }
-    auto input = owned(Py_BuildValue("(OOIKIK)", argument, node.get(), (unsigned)tensor.output_nr(),
-                                     (unsigned long long)storage_key(impl), version_of(impl),
-                                     (unsigned long long)*digest));
+    auto input = owned(Py_BuildValue("(OOIOIK)", argument, node.get(), (unsigned)tensor.output_nr(), key.get(),
+                                     version_of(impl), (unsigned long long)*digest));
     holds(PyList_Append(inputs, input));
+    holds(PyList_Append(keys, key));
   }
-  return inputs.release();
+  return PyTuple_Pack(3, inputs.get(), keys.get(), others.get());
+  END_HANDLE_TH_ERRORS
+}
+
+// Returns the writes that were noted at a moment or later to a storage, oldest first, and keeps them.
+PyObject *show_writes_since(PyObject *, PyObject *const *asked, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  return writes_since(PyLong_AsLongLong(asked[0]), PyLong_AsUnsignedLongLong(asked[1])).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -194,9 +208,11 @@ PyMethodDef each_step[] = {
     {"saves_filed", saves_filed, METH_O, nullptr},
     {"outside", fast(show_outside), METH_FASTCALL, nullptr},
     {"region_functions", fast(region_functions), METH_FASTCALL, nullptr},
+    {"storage_key", show_storage_key, METH_O, nullptr},
     {"storage_ref", show_storage_ref, METH_O, nullptr},
     {"fingerprint", show_fingerprint, METH_O, nullptr},
     {"given", show_given, METH_O, nullptr},
+    {"writes_since", fast(show_writes_since), METH_FASTCALL, nullptr},
     {"eval_frame_function", fast(eval_frame_function), METH_FASTCALL, nullptr},
     {"before_step", fast(before_step), METH_FASTCALL, nullptr},
     {"after_step", fast(after_step), METH_FASTCALL, nullptr},
@@ -236,7 +252,6 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
   define("hand_over", [](std::optional<uintptr_t> storage) { hand_over(storage); });
   define("meet", &meet);
   define("take_records", &take_records);
-  define("writes_since", &writes_since);
   define("take_views", &take_views);
   define("place_of_node", [](int64_t node) { return shown(thread().place_of(node)); });
   define("gradients_behind", &gradients_behind);
@@ -245,6 +260,5 @@ PYBIND11_MODULE(noclobber_hot_path, m) {
     throw py::error_already_set();
   }
   // For the self-test and the tests.
-  define("storage_key", [](const at::Tensor &tensor) { return storage_key(tensor); });
   define("identity", &identity);
 }

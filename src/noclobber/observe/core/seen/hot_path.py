@@ -50,9 +50,9 @@ class HotPath:
         """Return a witness for the storage of each tensor in some lists, by its key; None if only Python can tell. The
         class of the witnesses comes first."""
 
-        self.given: Callable[[tuple[object, ...]], list[Any] | None] = native.given
-        """Return what is known of the tensors in the graph among what a custom Function is given (`Input` in
-        undeclared_writes.py), with their fingerprints; None if only Python can tell."""
+        self.given: Callable[[tuple[object, ...]], tuple[Any, ...] | None] = native.given
+        """Return what a custom Function is given as `_given` of undeclared_writes.py does, with fingerprints; None if
+        only Python can tell."""
 
         # -- writes, and the graph
 
@@ -85,11 +85,11 @@ class HotPath:
 
     def records(self) -> list[Record]:
         """Return the writes that were taken since the last call, oldest first, in all threads."""
-        return [Record(*fields) for fields in self._native.take_records()]
+        return list(map(Record._make, self._native.take_records()))
 
     def writes_since(self, moment: int, key: int) -> list[Record]:
         """Return the writes to a storage that were taken since a moment and that nobody has asked `records` for."""
-        return [Record(*fields) for fields in self._native.writes_since(moment, key)]
+        return list(map(Record._make, self._native.writes_since(moment, key)))
 
     def around_steps(
         self,

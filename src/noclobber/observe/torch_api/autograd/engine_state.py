@@ -16,6 +16,7 @@ next_node: Callable[[], int] = private.lookup("_C._autograd._get_sequence_nr")
 current_node: Callable[[], Node | None] = private.lookup("_C._current_autograd_node")
 """Returns the node whose backward is running in this thread, None outside of one. It is set in an unpack hook."""
 _put_aside: Callable[[str, object], None] = private.lookup("_C._stash_obj_in_tls")
+_remove: Callable[[str], None] | None = getattr(torch._C, "_remove_obj_from_tls", None)
 _is_aside: Callable[[str], bool] = private.lookup("_C._is_key_in_tls")
 _aside: Callable[[str], object] = private.lookup("_C._get_obj_in_tls")
 
@@ -47,10 +48,11 @@ def set_backward_call(call: object) -> None:
     for that. At the end of the program this waits for ever, or ends in SIGABRT (torch 2.13). torch 2.12 and older
     cannot remove it.
     """
+    if call is None and _remove is not None:
+        _remove(CALL)
+        return
     before_2_12.count(call, _put_aside)
     _put_aside(CALL, call)
-    if call is None and (remove := getattr(torch._C, "_remove_obj_from_tls", None)) is not None:
-        remove(CALL)
 
 
 def when_backward_ends(function: Callable[[], None]) -> None:

@@ -42,6 +42,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     wrappers) it is the identity of the StorageImpl. Both are reused as soon as the storage dies (955 of 1000 times,
     torch 2.13), so a key means something only while something holds the storage; the alias in a save does.
     """
+    if (known := key_of_usual(tensor)) is not None:
+        return known
     if type(tensor) in PLAIN:
         try:
             begin = address(tensor)
@@ -117,6 +119,14 @@ def storage_or_none(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
+def ref_or_none(tensor: torch.Tensor) -> StorageRef | None:
+    """Return what `storage_ref` returns; None of a tensor that has no storage."""
+    known = ref_of_usual(tensor)
+    if known is None and (held := storage_or_none(tensor)) is not None:
+        return _storage_ref(held)
+    return known
+
+
 def storage_ref(tensor: torch.Tensor) -> StorageRef:
     """Return a reference whose `expired()` says whether the storage that the tensor has now is gone.
 
@@ -131,8 +141,10 @@ def of_none(_: torch.Tensor) -> None:
     """Return None, where there is no native part."""
 
 
+key_of_usual: Callable[[torch.Tensor], int | None] = of_none
+"""Returns what `storage_key` returns, of what the native part knows, which sets this; None of all others."""
 ref_of_usual: Callable[[torch.Tensor], StorageRef | None] = of_none
-"""Returns what `storage_ref` returns, of what the native part knows, which sets this; None of all others."""
+"""The same for `storage_ref`."""
 
 
 def is_only_holder(tensor: torch.Tensor) -> bool:
