@@ -358,9 +358,14 @@ def test_a_save_in_another_function_leaves_both_open() -> None:
             "y[0]",
             "write into a clone: `y = y.clone()` before this assignment to `y`",
         ),
+        (
+            "y = x.exp()\nwith torch.no_grad():\n    y.add_(bias)\ny.sum().backward()\n",
+            "y.add_(bias)",
+            "write out of place, with gradients on",
+        ),
     ],
 )
-def test_what_has_no_name_is_not_spelled(text: str, piece: str | None, words: str) -> None:
+def test_the_help_for_an_activation(text: str, piece: str | None, words: str) -> None:
     program = Program(text)
     event = clobber(
         save("ExpBackward0", "result", program.at("x.exp()")),

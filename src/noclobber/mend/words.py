@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 
+from noclobber.mend.autograd.leaves import is_guarded
 from noclobber.mend.scene import puts_back
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
@@ -18,7 +19,7 @@ from noclobber.model.source import Site
 from noclobber.rules.shared.labels import later, same_line
 from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
-from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable, write_of
+from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable, passing_through, write_of
 from noclobber.syntax.names import called, calls, dotted, gone_through, is_read_again, keyword
 from noclobber.syntax.writes import (
     Form,
@@ -115,10 +116,7 @@ class _Words:
 
     def _question(self) -> tuple[Suggestion, ...]:
         name = self.text.name or self.write.tensor.name or "h"
-        is_alias = self.write.via == "data" and not any(
-            f"{name}.{one}" in self.statement for one in ("data", "detach()")
-        )
-        unchanged = "add the difference as a constant" if is_alias else f"`{name} = {name} + (new - {name}).detach()`"
+        unchanged = passing_through(name, self.text, aliased=self.write.via == "data")
         asked = "decide whether it is part of the function or the gradient should ignore it"
         part = f"if it is part of the function, write out of place with gradients on; if not, {unchanged}"
         return (Suggestion(f"autograd does not see this write: {asked}"), Suggestion(part, cure=Cure.OUT_OF_PLACE))
@@ -194,7 +192,10 @@ class _Words:
             )
             return Suggestion(words, cure=Cure.FLAG)
         if self._may_be_bound():
-            return Suggestion("write out of place", cure=Cure.OUT_OF_PLACE)
+            saved = self.finding.save
+            leaves = is_guarded(text.file, text.statement) and not (saved is not None and saved.is_constant)
+            where = ", with gradients on: under `no_grad` the new tensor would leave the graph" if leaves else ""
+            return Suggestion(f"write out of place{where}", cure=Cure.OUT_OF_PLACE)
         if is_call:
             return Suggestion("let the module or function called here write out of place", cure=Cure.OUT_OF_PLACE)
         if self._source(ast.Subscript) or self.form is Form.ITEM:

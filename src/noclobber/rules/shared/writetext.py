@@ -34,6 +34,15 @@ def written_name(site: Site) -> str | None:
     return None if write.form is Form.CALL else dotted(write.target) or None
 
 
+def passing_through(name: str, write: WriteSyntax, *, aliased: bool) -> str:
+    """Say what lets the gradient of a tensor pass a write unchanged. Another name may be that of the `aliased` tensor
+    alone, and then nothing is to be assigned to it."""
+    through = write.target is not None and ast.unparse(write.target).startswith((f"{name}.data", f"{name}.detach()"))
+    if (aliased and not through) or not name.replace(".", "_").isidentifier() or name.endswith(".data"):
+        return "add the difference as a constant"
+    return f"write `{name} = {name} + (new - {name}).detach()`"
+
+
 def words_at(site: Site | None) -> str:
     """The statement at a site on one line, without comments; empty where it is not known."""
     found = statement_of(site)

@@ -54,6 +54,7 @@ from noclobber.rules.shared.account import Help, account
 from noclobber.rules.shared.foreign import meant_or_copied
 from noclobber.rules.shared.labels import subject, write_and_read, writer_in_words
 from noclobber.rules.shared.wording import name_in_words, op_in_words
+from noclobber.rules.shared.writetext import passing_through, write_of
 from noclobber.syntax.depending import depends_on
 from noclobber.syntax.names import called, is_given, keyword, values
 from noclobber.syntax.tree import place_of
@@ -223,18 +224,9 @@ def _cures(event: Untracked) -> Sequence[Help]:
             ),
             "or, if no gradient should flow there, take the value with `.detach()`",
         )
-    name = _assignable(event)
-    meant = f"write `{name} = {name} + (new - {name}).detach()`" if name else "add the difference as a constant"
+    name, text = event.tensor.name or "", write_of(event.write.site)
+    meant = passing_through(name, text, aliased=event.how in ("data", "detached"))
     return (
         Suggestion("let autograd see it: compute the new value out of place", cure=Cure.OUT_OF_PLACE),
         Suggestion(f"or, if the gradient should pass unchanged, {meant}"),
     )
-
-
-def _assignable(event: Untracked) -> str:
-    """The name by which the line may assign the tensor; empty where it has none, or may be that of the alias alone."""
-    name, place = event.tensor.name or "", place_of(event.write.site)
-    write = write_at(place) if place is not None else None
-    target = ast.unparse(write.target) if write is not None and write.target is not None else ""
-    is_alias = event.how in ("data", "detached") and not target.startswith((f"{name}.data", f"{name}.detach()"))
-    return "" if is_alias or not name.replace(".", "_").isidentifier() or name.endswith(".data") else name
