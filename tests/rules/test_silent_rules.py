@@ -141,6 +141,13 @@ def drift(*writes: Write) -> Drift:
     return Drift(REGION.at("checkpoint(block, x, preserve_rng_state=False)"), kept, writes, read)
 
 
+def test_a_position_that_a_region_counts_comes_before_what_it_writes_there() -> None:
+    filled = write("aten::copy_", REGION.at("scale.mul_(2)"), tensor=Tensor((8, 4), name="cache.k"))
+    counted = write("aten::add_", REGION.at("scale.mul_(2)"), tensor=Tensor((), "int64", name="cache.length"))
+    finding = the(drift(filled, counted))
+    assert finding.message.startswith("`add_` changes `cache.length`")
+
+
 def test_a_region_reads_a_tensor_that_was_written() -> None:
     scale = Tensor((4,), name="scale")
     finding = the(drift(write("aten::mul_", REGION.at("scale.mul_(2)"), tensor=scale)))

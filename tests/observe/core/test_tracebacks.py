@@ -55,6 +55,10 @@ def assigned():
     leaf().data = torch.ones(3, dtype=torch.int)
 
 
+def beyond_the_end():
+    torch.zeros(3).index_add_(0, torch.tensor([7]), torch.ones(1))
+
+
 def failing_pack_hook():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: 1 / 0, lambda tensor: tensor):
         leaf().exp()
@@ -80,6 +84,7 @@ def printed(program):
         failing_backward,
         failing_forward,
         assigned,
+        beyond_the_end,
         failing_pack_hook,
         failing_cell,
     ],

@@ -1,7 +1,8 @@
 """Tensors kept on the ctx of a custom Function: a changed one that backward reads is heard, nothing else is."""
 
 import warnings
-from collections import namedtuple
+from collections import deque, namedtuple
+from itertools import count
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.autograd.function import once_differentiable
 import noclobber
 from tests.observe.hearing import bare, hear, is_marked
 from tests.observe.used_again import until_used_again
+
+_OPERATORS = count()
 
 
 class Square(torch.autograd.Function):
@@ -33,6 +36,17 @@ class Listed(Square):
     @once_differentiable
     def backward(ctx, g):
         return ctx.all[0] * ctx.all[1] * g - ctx.all[1] * g
+
+
+class Queued(Square):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.all = deque([x], maxlen=2)  # saved
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.all[0] * g
 
 
 Pair = namedtuple("Pair", ["by", "of"])
@@ -266,6 +280,7 @@ WRONG = [
     (Square, through_numpy, "ctx.x"),
     (Listed, counted, "ctx.all[1]"),
     (Listed, through_numpy, "ctx.all[1]"),
+    (Queued, counted, "ctx.all[0]"),
     (Nested, counted, "ctx.all['pairs'][0][1]"),
     (InSetup, through_data, "ctx.kept['x']"),
     (Exponential, of_the_result, "ctx.y"),
@@ -294,6 +309,68 @@ def test_a_changed_stash_that_backward_reads(function, write, field, contents):
     assert is_marked(save.applied, "applied")
     if write is not through_numpy:
         assert is_marked(clobber.writes[-1].site, "written")
+
+
+class Reversible(torch.autograd.Function):
+    """Frees its input in forward, and computes it again in backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.detach() * 3.0
+        x.untyped_storage().resize_(0)
+        ctx.inputs, ctx.outputs = [x], [y]
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,), (y,) = ctx.inputs, ctx.outputs
+        with torch.no_grad():
+            again = y * (1.0 / 3.0)
+            x.untyped_storage().resize_(again.numel() * again.element_size())
+            x.set_(again)
+        return g * 3.0
+
+
+def test_what_the_program_frees_and_computes_again_is_not_compared():
+    def program():
+        w = torch.rand(64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        x = w * 3.0
+        for _ in range(4):
+            x = Reversible.apply(x)
+        x.clone().pow(2).sum().backward()
+        return w.grad
+
+    bare_gradient = bare(program)
+    with warnings.catch_warnings(), noclobber.watch() as watched:
+        warnings.simplefilter("error")
+        assert torch.equal(program(), bare_gradient)
+    assert any("whose memory the program frees" in what for what in watched.report.coverage.unseen)
+    assert vars(torch.UntypedStorage).get("resize_") is None
+
+
+def test_what_an_operator_of_the_program_keeps_on_its_ctx():
+    @torch.library.custom_op(f"noclobber_test::op{next(_OPERATORS)}", mutates_args=())
+    def times(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x * b
+
+    def keep(ctx, inputs, output):
+        ctx.b = inputs[1]  # saved
+
+    times.register_autograd(lambda ctx, g: (g * ctx.b, None), setup_context=keep)
+
+    def program():
+        x, b = torch.ones(3, requires_grad=True), torch.full((3,), 3.0)
+        y = times(x, b)
+        b.zero_()  # written
+        y.sum().backward()
+        return x.grad
+
+    heard, gradient = hear(program)
+    assert gradient.tolist() == [0.0] * 3
+    (clobber,) = heard.clobbers
+    assert (clobber.save.field, clobber.save.unchecked) == ("ctx.b", "ctx")
+    assert is_marked(clobber.save.site, "saved")
+    assert is_marked(clobber.writes[-1].site, "written")
 
 
 class Recursive(Square):

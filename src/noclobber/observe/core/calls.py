@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
@@ -161,13 +162,18 @@ if TYPE_CHECKING:
         _forward_cls: type  # PyTorch's stubs lack it
 
 
+KEPT = (torch.Tensor, list, tuple, dict, deque)
+"""What a ctx may keep: tensors, and what may hold them."""
+_OF_OPERATORS = "torch._library.autograd"
+"""Where PyTorch makes the Function of an operator of the program's own, for `register_autograd` (torch 2.13;
+tests/observe/detectors/test_stashes.py)."""
 _DECLARATIONS = ("to_save", "saved_for_forward", "non_differentiable", "materialize_grads")
 """The attributes that the methods of a ctx set. PyTorch reads and checks these itself."""
 
 
 @dataclass(slots=True, eq=False)
 class ForwardCall:
-    """A call of `apply` under way. `kept` holds where each tensor, list, tuple or dict was put on the ctx, by name."""
+    """A call of `apply` under way. `kept` holds where each tensor or container was put on the ctx, by name."""
 
     function: type
     args: tuple[object, ...]
@@ -209,7 +215,8 @@ def arm_forwards(forwards: CustomForwards, memory: Memory, way: Way) -> None:
     calls = _Calls()
 
     def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
-        if not memory.thread.watched or cls.__module__.startswith("torch.") or modes.transforms_active():
+        is_of_torch = cls.__module__.startswith("torch.") and cls.__module__ != _OF_OPERATORS
+        if not memory.thread.watched or is_of_torch or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)
         call.ends = [end for begin in tuple(forwards.begins) if (end := begin(call)) is not None]
@@ -258,7 +265,7 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
             call.ctx = ctx
             if name == "dirty_tensors":
                 call.dirty = value
-            elif isinstance(value, (torch.Tensor, list, tuple, dict)) and name not in _DECLARATIONS:
+            elif isinstance(value, KEPT) and name not in _DECLARATIONS:
                 if not isinstance(value, tuple) or any(isinstance(part, torch.Tensor) for part in value):
                     call.kept[name] = caller()
                 else:  # it never gets a tensor, as a list or a dict may

@@ -88,7 +88,7 @@ class HookedViews:
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> None:
         for hooked in self._hooked:
-            if hooked.key == key and hooked.write is None and not hooked.storage.expired():
+            if hooked.key == key and hooked.write is None and storages.is_at(hooked.storage, key):
                 hooked.write = record(written, tensor, key, place_of(frame), self._context.thread)
 
     def _backward_begins(self, backward: Backward) -> None:

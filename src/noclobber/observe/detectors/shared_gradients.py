@@ -81,7 +81,7 @@ class SharedGradients:
 
     def _look(self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType) -> After | None:
         shared = self._shared.get(key)
-        if shared is None or shared.handed.storage.expired():
+        if shared is None or not storages.is_at(shared.handed.storage, key):
             return None
         place = place_of(frame)
         this = (place, written.op, geometry(tensor))

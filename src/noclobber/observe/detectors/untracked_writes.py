@@ -30,7 +30,7 @@ from noclobber.observe.torch_api.autograd import graph, hook_stack
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint, numbers, same
-from noclobber.observe.witness.layout import Geometry, geometry, once, span, strided
+from noclobber.observe.witness.layout import Geometry, geometry, once, span, strided, tensor_on
 
 Alias = Literal["data", "detached"]
 How = Literal["no_grad", "inference_mode", Alias, "assigned", "foreign"]
@@ -81,7 +81,7 @@ class _Target(NamedTuple):
         return self.is_on(storages.storage_key(tensor))
 
     def is_on(self, key: int | None) -> bool:
-        return self.key == key and not self.storage.expired()
+        return self.key == key and storages.is_at(self.storage, key)
 
     def moved_to(self, value: torch.Tensor) -> _Target | None:
         key = storages.storage_key(value)
@@ -368,15 +368,15 @@ class UntrackedWrites:
     def saved(self, alias: torch.Tensor, key: int, site: Site | None) -> None:
         """Look at a tensor whose memory was handed out, when an operator that runs at `site` has saved it."""
         for taken in reversed(self.taken.copy()):
-            shown = strided(taken.out.shown) if taken.out is not None and taken.target.is_on(key) else None
-            if taken.out is None or shown is None or shown[3] is not alias.dtype:
+            out = taken.out if taken.target.is_on(key) else None
+            if out is None or strided(out.shown) is None or out.shown[3] is not alias.dtype:
                 continue
-            out, (start, shape, strides, _) = taken.out, shown
             write = Write("", site, via="foreign", since=out.handed.site, handed=out.handed)
             unseen = _Unseen(out.record, "foreign", taken.target, out.described, foreign=write)
             with modes.aside():
-                now = tensor_state.detach(alias).as_strided(shape, strides, start)
-                is_changed = not same(fingerprint(now), out.digest) and unseen.has_changed(now, out.values)
+                now = tensor_on(taken.target.storage, out.shown)
+                is_same = now is None or same(fingerprint(now), out.digest)
+                is_changed = now is not None and not is_same and unseen.has_changed(now, out.values)
             if is_changed:
                 self._forget_out(key)
                 self._waiting.append(unseen)

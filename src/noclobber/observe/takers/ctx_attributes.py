@@ -17,7 +17,7 @@ from noclobber.model.seen.clobber import Clobber
 from noclobber.observe import policy
 from noclobber.observe.core import calls
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls import ALWAYS, CustomBackwards, ForwardCall
+from noclobber.observe.core.calls import ALWAYS, KEPT, CustomBackwards, ForwardCall
 from noclobber.observe.core.context import Context
 from noclobber.observe.core.seen import handles
 from noclobber.observe.core.seen.handles import Handle, alias_of
@@ -53,7 +53,7 @@ class CtxSave(Handle):
     identity: int
     name: str
     path: Path
-    """The indexes or keys in lists, tuples and dicts. Empty where the attribute itself is the tensor."""
+    """The indexes or keys in containers. Empty where the attribute itself is the tensor."""
     alone: bool
     """True if nothing but the attribute held the tensor when forward had ended."""
     computed: Place | None
@@ -76,12 +76,12 @@ def _attributes(ctx: object) -> dict[str, object]:
 
 
 def _parts(value: object, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield the tensors of an attribute, each with its path in lists, tuples and dicts, as far down as _DEEPEST."""
+    """Yield the tensors of an attribute, each with its path in containers, as far down as _DEEPEST."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif isinstance(value, (list, tuple, dict)) and len(path) < _DEEPEST:
+    elif isinstance(value, KEPT) and len(path) < _DEEPEST:
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(part, (torch.Tensor, list, tuple, dict)):
+            if isinstance(part, KEPT):
                 yield from _parts(part, (*path, key))
 
 
@@ -90,6 +90,7 @@ def arm(context: Context, way: Way) -> None:
     stashes = CtxSaves(context, way)
     way.add(context.forwards.takes, way.entry(stashes.take))
     way.add(context.forwards.forgets, way.entry(stashes.forget))
+    way.before(torch.UntypedStorage, "resize_", stashes.given_up)
     context.customs.watch(way, stashes.begins)
 
 
@@ -179,6 +180,16 @@ class CtxSaves:
         held = self._held.get(ctx)
         if held:
             held[:] = [stash for stash in held if stash.name != name]
+
+    def given_up(self, storage: torch.UntypedStorage, *_: object) -> None:
+        """Drop the stashes on a storage that the program resizes: it frees their memory, and gives them other memory
+        with what it has computed again, which is equal up to rounding (reversible blocks, as those of memcnn)."""
+        there = self._context.live.at(storages.key_of(storage)) if self._held else []
+        for stash in [one for one in there if isinstance(one, CtxSave)]:
+            held = [] if (ctx := stash.ctx()) is None else self._held.get(ctx, [])
+            if stash in held:
+                held.remove(stash)
+                self._context.bus.not_seen("tensors on the `ctx` of a Function whose memory the program frees")
 
     def changed(self, ctx: Node) -> list[tuple[CtxSave, Clobber | Later]]:
         """Return the stashes whose bytes have changed, each with the clobber to report if backward reads it.

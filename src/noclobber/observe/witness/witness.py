@@ -64,7 +64,7 @@ class Witness(tensor_state.Weak[torch.Tensor]):
 
     def is_below(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor lies on this memory now."""
-        return not self.storage.expired() and storages.storage_key(tensor) == self.key
+        return storages.storage_key(tensor) == self.key and storages.is_at(self.storage, self.key)
 
     def still(self) -> torch.Tensor | None:
         """Return the tensor; None if it is gone, or shows other memory now."""

@@ -61,7 +61,7 @@ from dataclasses import replace
 
 from noclobber.model.reports.finding import Cause, Cure, Finding, Suggestion, label_at
 from noclobber.model.seen.clobber import Clobber
-from noclobber.model.seen.events import Write
+from noclobber.model.seen.events import Tensor, Write
 from noclobber.model.seen.silent import Drift, Event, Moved
 from noclobber.model.source import source_text
 from noclobber.rules.shared.account import Help, account
@@ -130,7 +130,7 @@ def find(event: Event) -> Finding | None:
     writes = [replace(one, via="operator") if one.op == _DETACHES else one for one in overlapping(clobber)]
     if event.repeated and (event.is_guess or all(write.is_statistics for write in writes)):
         writes = [write for write in writes if not _is_only_counted(event, write)]
-    writes.sort(key=lambda write: not is_step(write))
+    writes.sort(key=lambda write: (not is_step(write), not _is_position(write.tensor)))
     if not writes and (drawn := _drawn(event)) is not None:
         return drawn
     differs = f"raises {event.raised}" if event.raised else "gives other bytes"
@@ -154,6 +154,11 @@ def find(event: Event) -> Finding | None:
         saved=known("save", event.save.site, computed),
         created=known("save", region, "the region is checkpointed here"),
     )
+
+
+def _is_position(tensor: Tensor) -> bool:
+    """Return True for one whole number: what a region counts in it says where it reads and writes all else."""
+    return tensor.shape == () and tensor.dtype.startswith("int")
 
 
 def _is_read(drift: Drift, write: Write) -> bool:

@@ -97,8 +97,9 @@ def writing(name: str, written: Written) -> Kernel:
             include(key, False)
             with sight():
                 result = run(*args, **kwargs)
-        except RuntimeError as error:
-            context.core.guarded(context.parts.refused, context, written, args, kwargs, error)
+        except BaseException as error:
+            if isinstance(error, RuntimeError):
+                context.core.guarded(context.parts.refused, context, written, args, kwargs, error)
             without_own_frames(error)
             raise
         finally:
@@ -167,7 +168,7 @@ def passing(op: torch._ops.OpOverload[..., object], views: str = "") -> Kernel:
         exclude(key, True)  # included all the same: `key_is_set` tells a save inside that no operator is writing
         try:
             return run(*args, **kwargs)
-        except RuntimeError as error:
+        except BaseException as error:
             without_own_frames(error)
             raise
         finally:

@@ -200,7 +200,7 @@ class CheckpointRegion:
     def _outside_at(self, key: int | None) -> Witness | None:
         """Return the outside memory that still has this key. Once it is gone, the region itself may get the address."""
         known = None if key is None else self.outside.get(key)
-        return None if known is None or known.storage.expired() else known
+        return known if known is not None and storages.is_at(known.storage, key) else None
 
     def _writes_to(self, reread: Witness, tensor: torch.Tensor, version: int) -> tuple[Write, ...]:
         known = clobbers.unnamed(tensor)

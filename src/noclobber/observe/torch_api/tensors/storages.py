@@ -54,7 +54,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
             begin -= offset * tensor.itemsize
         if begin:
             return begin
-    return _key_of_storage(tensor)
+    held = storage_or_none(tensor)
+    return None if held is None else key_of(held)
 
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -63,10 +64,8 @@ STORED: set[type] = {*PLAIN}
 """Those whose storage says how much memory they take. A fake run adds its own."""
 
 
-def _key_of_storage(tensor: torch.Tensor) -> int | None:
-    """Return the key by the storage itself, which a subclass that wraps other tensors has too, without an address."""
-    if (held := storage_or_none(tensor)) is None:
-        return None
+def key_of(held: torch.UntypedStorage) -> int:
+    """Return the key of a storage, which a subclass that wraps other tensors has too, without an address."""
     identity: int = held._cdata
     if held.device.type == "meta":  # of a fake tensor too, which warns of a question for its address (torch 2.13)
         return identity
@@ -135,6 +134,15 @@ def storage_ref(tensor: torch.Tensor) -> StorageRef:
     tests/observe/detectors/test_untracked.py).
     """
     return ref_of_usual(tensor) or _storage_ref(storage(tensor))
+
+
+def is_at(ref: StorageRef, key: int | None) -> bool:
+    """Return True if the storage behind a reference is there, and has this key.
+
+    Once a program has taken its memory away (`untyped_storage().resize_(0)`), another storage may get the address.
+    """
+    held = storage_at(ref.cdata)
+    return held is not None and key_of(held) == key
 
 
 def of_none(_: torch.Tensor) -> None:
