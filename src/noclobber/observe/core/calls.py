@@ -164,7 +164,7 @@ if TYPE_CHECKING:
 
 KEPT = (torch.Tensor, list, tuple, dict, deque)
 """What a ctx may keep: tensors, and what may hold them."""
-_OF_OPERATORS = "torch._library.autograd"
+OF_OPERATORS = "torch._library.autograd"
 """Where PyTorch makes the Function of an operator of the program's own, for `register_autograd` (torch 2.13;
 tests/observe/detectors/test_stashes.py)."""
 _DECLARATIONS = ("to_save", "saved_for_forward", "non_differentiable", "materialize_grads")
@@ -215,7 +215,7 @@ def arm_forwards(forwards: CustomForwards, memory: Memory, way: Way) -> None:
     calls = _Calls()
 
     def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
-        is_of_torch = cls.__module__.startswith("torch.") and cls.__module__ != _OF_OPERATORS
+        is_of_torch = cls.__module__.startswith("torch.") and cls.__module__ != OF_OPERATORS
         if not memory.thread.watched or is_of_torch or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)

@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from noclobber.model.seen.events import Tensor, Write
 from noclobber.model.seen.silent import Undeclared
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls import End, ForwardCall
+from noclobber.observe.core.calls import OF_OPERATORS, End, ForwardCall
 from noclobber.observe.core.context import Context, Look
 from noclobber.observe.core.seen.handles import Handle, compare
 from noclobber.observe.core.seen.records import Backward, Record, latest, record
@@ -141,6 +141,8 @@ class Writers:
         contents, native = context.contents is not None, context.native
         known = native.given(args) if contents and native is not None else None
         inputs, keys, others = known or _given(args, contents)
+        if call.function.__module__ == OF_OPERATORS:
+            others = set()  # `Operators` looks at these
         beside = self.beside(others)
         if not inputs and not beside:
             return partial(self._ends, call, others, None)
