@@ -140,3 +140,17 @@ def test_an_edit_may_span_lines() -> None:
 )
 def test_forms(line: str, piece: str, wanted: Form) -> None:
     assert write(line, piece).form is wanted, ast.dump(ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "base"),
+    [
+        ("torch.view_as_real(spec)[..., 0].mul_(2)", "spec"),
+        ("torch.transpose(h, 0, 1).mul_(2)", "h"),
+        ("self.h.data[0].view(-1).mul_(2)", "self.h"),
+        ("torch.cat([a, b]).mul_(2)", ""),
+    ],
+)
+def test_whose_bytes_a_view_shows(line: str, base: str) -> None:
+    found = write(line, line).base
+    assert (ast.unparse(found) if found is not None else "") == base

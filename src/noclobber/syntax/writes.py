@@ -257,7 +257,8 @@ def base_of(target: ast.AST | None) -> ast.expr | None:
         elif isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
             if called(target) not in VIEWS and not writes(target):
                 return None
-            target = target.func.value
+            given = tensors_given(target) if is_namespace(target.func.value) else []  # `torch.squeeze(h)`
+            target = given[0] if given else target.func.value
         elif isinstance(target, ast.Attribute) and target.attr in VIEWS:
             target = target.value
         else:

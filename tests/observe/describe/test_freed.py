@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.utils import parametrize
 
 import noclobber
 
@@ -112,6 +113,35 @@ def finding_of(program):
 @pytest.mark.parametrize(("program", "told"), WHICH.items(), ids=[one.__name__ for one in WHICH])
 def test_which_graph_is_freed(program, told):
     assert finding_of(program).message == told
+
+
+class Skewed(torch.nn.Module):
+    def forward(self, weight):
+        return torch.matrix_exp(weight - weight.T)
+
+
+def test_a_parametrized_weight_that_is_cached_over_two_backwards():
+    layer = torch.nn.Linear(4, 4, bias=False)
+    parametrize.register_parametrization(layer, "weight", Skewed())
+
+    def program():
+        with parametrize.cached():
+            for _ in range(2):
+                h = torch.zeros(2, 4)
+                for _ in range(2):
+                    h = torch.tanh(1 + layer(h))
+                h.sum().backward()
+
+    (help,) = finding_of(program).suggestions
+    assert "enter `parametrize.cached()` anew for each backward" in help.message
+
+    def mended():
+        for _ in range(2):
+            with parametrize.cached():
+                loss = torch.tanh(1 + layer(layer(torch.ones(2, 4)))).sum()
+            loss.backward()
+
+    mended()
 
 
 @pytest.mark.parametrize(("program", "frees"), [(two_heads, 2), (two_heads_in_a_loop, 4)])

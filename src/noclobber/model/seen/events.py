@@ -240,6 +240,8 @@ class Refusal:
     is_run_anew: bool = False
     """Whether none has a new value, and nodes since the last backward of the line lead to leaves that they come from:
     each turn runs the same module itself."""
+    is_cached: bool = False
+    """Whether `torch.nn.utils.parametrize.cached()` keeps a weight that the freed graph computed."""
     are_stored_freed: bool = False
     """Whether nothing leads to the freed graph but what writes like that at `written` put there after it was freed."""
     holders: tuple[Holder, ...] | None = None

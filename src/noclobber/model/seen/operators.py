@@ -34,10 +34,10 @@ TWIN_IS_VIEW = frozenset("as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ tr
 VIEWS = frozenset(
     """
     data detach diagonal expand expand_as flatten H imag movedim mT narrow permute real reshape select squeeze swapaxes
-    swapdims T t transpose unflatten unsqueeze view view_as
+    swapdims T t transpose unflatten unsqueeze view view_as view_as_complex view_as_real
     """.split()  # noqa: SIM905
 )
-"""Methods and attributes that give a view of the same bytes; `flatten` and `reshape` do where they can."""
+"""Methods, attributes and functions that give a view of the same bytes; `flatten` and `reshape` do where they can."""
 SPLITS = frozenset("chunk split tensor_split unbind".split())  # noqa: SIM905
 """Methods that give several views at once."""
 MAYBE_SAME = frozenset("contiguous float to".split())  # noqa: SIM905

@@ -29,6 +29,7 @@ from noclobber.observe.core.seen.written import Written, tensors
 from noclobber.observe.describe import carried_states, holders
 from noclobber.observe.describe.reachable import reachable, variables
 from noclobber.observe.describe.tensor_names import name_of, user_frames
+from noclobber.observe.torch_api import private
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.frames import frame_above, outward
@@ -309,8 +310,15 @@ def refusal_of_freed(message: str, backward: Backward, memory: Memory) -> Refusa
         carried=states,
         are_all_carried=are_all,
         is_run_anew=is_anew,
+        is_cached=_are_cached(freed),
         are_stored_freed=newer != set() and newer == stored,
     )
+
+
+def _are_cached(freed: list[Node]) -> bool:
+    """Return True if a block of `parametrize.cached()` keeps what some of these nodes have computed."""
+    kept = graph.roots_of(private.lookup("nn.utils.parametrize._cache").values())
+    return not {*freed}.isdisjoint(graph.walk(kept))
 
 
 def _carrying(roots: list[Node], boundary: int, memory: Memory, states: set[int | None]) -> Record | None:

@@ -86,6 +86,8 @@ _NO_GRAD = "or, if no gradient should flow through it, write it inside `with tor
 _UNKNOWN = "`h = h.detach()`, and of a tuple each part, `h = tuple(part.detach() for part in h)`"
 _SUM = "sum the losses and call `backward` once"
 _SUM_FIRST = "sum the losses and call `backward` once, before the steps"
+_CACHED = "`parametrize.cached()` keeps each parametrized weight, and its graph, to the end of its block"
+_UNCACHED = "enter `parametrize.cached()` anew for each backward, around the forward alone"
 _AGAIN = "or run the forward again for each backward"
 _RETAIN = "or pass `retain_graph=True` to the first `backward`, if one graph really serves two"
 
@@ -100,6 +102,8 @@ def _explained(event: Refusal) -> Finding:
         return _finding(
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
         )
+    if event.is_cached:
+        return _finding(replace(event, carried=()), _HEADLINES[None], [_UNCACHED], _CACHED)
     repeated = event.repeated_root
     is_of_library = event.written is not None and event.written.inside is not None
     if not is_of_library and write_of(event.written).form in (Form.CALL, Form.OTHER):
