@@ -74,6 +74,8 @@ class GradientWrite:
     read: Read
     registered: Site | None = None
     """Where the hook was registered."""
+    returned: bool = False
+    """Whether it is a gradient that the same code has returned itself, in memory that it uses again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from noclobber.observe.core.writes import kernel_functions, optimizer_steps, wri
 from noclobber.observe.describe import holders, refusals
 from noclobber.observe.detectors import (
     lost_hooks,
+    returned_gradients,
     shared_gradients,
     stale_casts,
     undeclared_writes,
@@ -96,6 +97,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("hooks on tensors that a write replaced", lost_hooks.arm),
     Seen("gradients that share memory", shared_gradients.arm),
     Seen("gradients of tensors that a write replaced", overwritten_inputs.arm),
+    Seen("gradients that custom Functions return", returned_gradients.arm),
     Seen("casts that autocast keeps", stale_casts.arm),
     Seen("memory that other code holds (numpy, DLPack)", exported_saves.arm),
     Seen("checkpoint regions", instrument.arm),

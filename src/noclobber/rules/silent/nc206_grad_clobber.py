@@ -33,6 +33,8 @@ Notes
     A hook that returns a new tensor replaces the gradient for its own tensor alone. In a `backward`, `grad_output`
     belongs to the caller: make new tensors, even if memory is short. A kernel that writes the gradient into the
     memory of a saved activation is only right if nothing else has saved that activation.
+    A `backward` that computes in a buffer returns a clone of it: autograd takes a view of the buffer as it is, and the
+    next run would overwrite the `.grad` that it has become.
     What `torch.autograd.grad` returns for both inputs of an addition is one tensor, too. A loop that scales each
     gradient in place, or a clip, scales it twice.
     Hooks on leaves that run after accumulation (`register_post_accumulate_grad_hook`) may write into `.grad`.
@@ -65,6 +67,9 @@ from noclobber.syntax.writes import write_at
 
 _PASSED_ON = "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition"
 
+_NOT_COPIED = (
+    "autograd does not copy what a backward returns: it becomes the `.grad` of a leaf, or what the next node gets"
+)
 _SILENT = "PyTorch compares no versions of gradients, so it raises nothing"
 
 
@@ -86,6 +91,8 @@ def find(event: Event) -> Finding | None:
 
 
 def _gradient(event: GradientWrite) -> Finding:
+    if event.returned:
+        return _returned(event)
     who, helps = _who(event), list[Help]()
     registered = None if same_line(event.registered, event.write.site) else event.registered
     hook = known("create", registered, "the hook is registered here")
@@ -103,6 +110,16 @@ def _gradient(event: GradientWrite) -> Finding:
             _SILENT,
         ],
         helps=[Suggestion(words, cure=Cure.OUT_OF_PLACE), *helps],
+    )
+
+
+def _returned(event: GradientWrite) -> Finding:
+    who, write = _who(event), replace(event.write, version_before=None)
+    return account(
+        f"{who} writes again to memory in which it has returned a gradient that is still needed",
+        write_and_read(write, event.read, writes="overwrites the gradient", reads=f"runs {who}"),
+        notes=[_NOT_COPIED, _SILENT],
+        helps=["return a new tensor each time, or a clone of the memory that is used again: `buffer.clone()`"],
     )
 
 
