@@ -27,7 +27,7 @@ from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import before_2_12
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.tensors import tensor_state
+from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint, fingerprint_aside, same
 from noclobber.observe.witness.layout import geometry, may_touch, touch
 from noclobber.observe.witness.witness import Change, change
@@ -46,7 +46,12 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
 
     A fingerprint is taken of a save whose version counter may not move. What an operator made in the graph shares the
     counter of its saves; a leaf that was made from `.data` or wrapped in a Parameter may have its own.
+
+    A storage that was emptied (`resize_(0)`) has left its address to another: what it saved is not met there.
     """
+    handles = [one for one in handles if storages.storage_key(one.alias) == noted.key]
+    if not handles:
+        return None
     preserving = context.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))

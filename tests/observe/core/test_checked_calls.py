@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import noclobber
 
+PARTLY = "saves from before watching began, or of threads that ran before"
 EARLIER = "backward calls of graphs that were made before watching began"
 
 
@@ -85,7 +87,28 @@ def test_calls_are_counted(program: Callable[[], object], checked: int, raised: 
         program()
     coverage = watch.report.coverage
     assert (coverage.backwards, coverage.raised) == (checked, raised)
-    assert EARLIER not in coverage.unseen
+    assert not {EARLIER, PARTLY} & {*coverage.unseen}
+
+
+def test_what_a_graph_saved_before_the_block_is_not_called_watched() -> None:
+    factor = torch.full((3,), 3.0)
+    product = torch.ones(3, requires_grad=True) * factor
+    with noclobber.watch() as watch:
+        factor.data.zero_()
+        product.sum().backward()
+    assert (watch.report.findings, watch.report.coverage.unseen) == ((), (PARTLY,))
+
+
+def test_nor_is_what_a_thread_saved_that_ran_before() -> None:
+    loss()  # the numbers of this thread's nodes are higher than those of the other one
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        factor = torch.full((3,), 3.0)
+        with noclobber.watch() as watch:
+            product = pool.submit(lambda: torch.ones(3, requires_grad=True) * factor).result()
+            factor.data.zero_()
+            product.sum().backward()
+    assert (watch.report.findings, watch.report.coverage.unseen) == ((), (PARTLY,))
 
 
 def test_a_block_counts_its_own_calls() -> None:

@@ -172,7 +172,20 @@ def _saves_were_seen(context: Context, call: Backward) -> bool:
     if is_early and not _are_seen(context, roots):  # each thread numbers its own nodes
         context.bus.not_seen("backward calls of graphs that were made before watching began")
         return False
+    thread, line = context.thread, identity(call.place)
+    if thread.first_node and line not in thread.walked and len(thread.walked) < _LINES:
+        thread.walked.add(line)
+        early = (node for node in graph.walk(roots) if node._sequence_nr() < thread.first_node)
+        if any(map(_is_bare, early)):
+            context.bus.not_seen("saves from before watching began, or of threads that ran before")
     return True
+
+
+def _is_bare(node: Node) -> bool:
+    """Return True if a node keeps a tensor that no hook has packed: it was saved where noclobber was not on. A number
+    that Python gave an operator gets no hooks (torch 2.13, saved_variable.cpp)."""
+    kept = [] if node.name() == _COMPILED else map(graph.content, graph.saves_of_or_gone(node))
+    return any(isinstance(one, torch.Tensor) and one.dim() > 0 for one in kept)
 
 
 def _are_seen(context: Context, roots: list[Node]) -> bool:

@@ -66,6 +66,7 @@ def enter(context: Context) -> None:
     if context.watching:
         if thread.era != context.era:
             thread.era, thread.first_node = context.era, engine_state.next_node()
+            thread.walked.clear()
         push_hooks(context)
     else:
         _enter_native(context)

@@ -38,6 +38,8 @@ class Thread(threading.local):
         """The last `Context.era` in which saves of this thread were seen."""
         self.first_node = 0
         """The sequence number of the next autograd node when that era began here."""
+        self.walked: set[tuple[int, ...]] = set()
+        """The lines whose first backward call in that era had its graph looked through for saves that were not seen."""
         self.withdrawn: hook_stack.Pair | None = None
         """The pair of hooks that is off this thread's stack for now; None if none is."""
         self.step: Step | None = None
