@@ -170,7 +170,7 @@ def words(finding):
 def test_the_state_is_named_and_the_line_that_sets_it(program, named):
     finding, (names, mark) = finding_of(program), named
     assert f"{' and '.join(f'`{name}`' for name in names)} lead" in finding.notes[0]
-    forms = ("`{0} = {0}.detach()`", "`{0} = tuple(part.detach() for part in {0})`", "each tensor in `{0}`")
+    forms = ("`{0} = {0}.detach()`", "`{0} = tuple(part.detach() for part in {0})`", "`{0}.clear()`")
     assert all(any(form.format(name) in words(finding) for form in forms) for name in names)
     shown = [one.source[0].rpartition("# ")[2] for one in finding.labels if one.role == "create"]
     assert shown == ([mark] if mark else [])
@@ -301,3 +301,25 @@ def of_checkpointed_regions():
 
 def test_beside_checkpointed_regions_a_place_tells():
     assert "`net.mem` leads" in finding_of(of_checkpointed_regions).notes[0]
+
+
+def of_an_episode(empty):
+    """REINFORCE: the log-probabilities of an episode are kept in a list."""
+    net, kept = nn.Linear(4, 2), []
+    for _ in range(2):
+        for _ in range(3):
+            kept.append(torch.log_softmax(net(torch.ones(4)), -1)[0])  # noqa: PERF401
+        torch.stack(kept).sum().backward()
+        if empty:
+            kept.clear()
+
+
+def test_a_list_that_nothing_empties():
+    seen = noclobber.watch()
+    with pytest.raises(RuntimeError, match="a second time"), seen:
+        of_an_episode(empty=False)
+    (finding,) = seen.findings
+    assert [one.message for one in finding.suggestions] == [
+        "empty `kept` at the end of each iteration: `kept.clear()`"
+    ]
+    of_an_episode(empty=True)

@@ -205,6 +205,8 @@ class Carried:
     """Whether it holds its next value by now, and not the tensor of the older graph, which may be made just once."""
     is_alone: bool = True
     """Whether nothing else that lasts holds the tensor."""
+    grows: bool = False
+    """Whether it is in a list that holds tensors of the newest graph beside it: nothing empties the list."""
 
 
 @dataclass(frozen=True, slots=True)

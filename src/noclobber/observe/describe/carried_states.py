@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -72,22 +73,27 @@ def carried(
     for held, _ in lasting if known == {edge for _, there in lasting for edge in there} else leading:
         found.setdefault(id(held.value), []).append(held)
     states = tuple(
-        _state(some, edges, set(found)) for names in list(found.values())[:_MOST_STATES] for some in _apart(names)
+        _state(some, edges, set(found), boundary)
+        for names in list(found.values())[:_MOST_STATES]
+        for some in _apart(names)
     )
     are_all = bool(edges) and known == set(edges) and len(found) <= _MOST_STATES
     return states, are_all, {storages.storage_key(held.value) for held, _ in leading}
 
 
-def _state(names: list[Held], edges: list[Edge], known: set[int]) -> Carried:
+def _state(names: list[Held], edges: list[Edge], known: set[int], boundary: int) -> Carried:
     """Return the state that has these names: what one of these edges leads to, or the next value of that. `known` are
-    the ids of all states."""
+    the ids of all states; nodes from `boundary` on are of the newest graph."""
     value = names[0].value
     renewed = (value.grad_fn, value.output_nr) not in edges
     variable = next((one.name for one in names if one.kind == "name"), "")
     held = next((one for one in names if one.kind != "name"), names[0])
     scopes = tuple(Site(code, 0) for code in held.scopes)
     whole, variable = _whole(held, known), variable if held.kind != "name" else ""
-    return Carried(held.name, held.kind, scopes, variable, whole, renewed, len(set(map(_place, names))) == 1)
+    items = [*map(_node_of, held.owner)] if held.kind == "item" and isinstance(held.owner, (list, deque)) else []
+    ages = {node._sequence_nr() >= boundary for node in items if node is not None}
+    is_alone = len(set(map(_place, names))) == 1
+    return Carried(held.name, held.kind, scopes, variable, whole, renewed, is_alone, grows=len(ages) == 2)
 
 
 def _apart(names: list[Held]) -> list[list[Held]]:

@@ -130,6 +130,9 @@ def _explained(event: Refusal) -> Finding:
     if repeated is False and (name := carrying.sum_of_turns(event.site)):
         anew = f"set `{name}` anew after this backward, as before the loop, or detach it: `{name} = {name}.detach()`"
         return _finding(event, _HEADLINES[repeated], [anew], _NO_CURE, Cause.CARRIED)
+    if repeated is False and (grown := {one.name.partition("[")[0] for one in event.carried if one.grows}):
+        helps = [f"empty `{name}` at the end of each iteration: `{name}.clear()`" for name in sorted(grown)]
+        return _finding(event, _HEADLINES[repeated], helps, _NO_CURE, Cause.CARRIED)
     detach = _DETACH + (", ".join(map(carrying.detached, carrying.states(event))) or _UNKNOWN)
     if repeated is False and event.written is not None:
         name = dotted(write_of(event.written).target) or "h"
