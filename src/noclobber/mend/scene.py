@@ -24,7 +24,19 @@ from noclobber.model.seen.silent import (
 )
 from noclobber.model.source import Owner, Span, owner_of, source_text
 from noclobber.rules.shared.wording import op_in_words
-from noclobber.syntax.names import attributes, called, called_by, calls, dotted, names_used, optimizer_of, owner
+from noclobber.syntax.names import (
+    attributes,
+    called,
+    called_by,
+    calls,
+    dotted,
+    is_numeric,
+    is_untracked,
+    names_used,
+    optimizer_of,
+    owner,
+    values,
+)
 from noclobber.syntax.tree import LONGEST, File, Place, Placed, functions, lines_in, parse, simple_statements, walk
 from noclobber.syntax.writes import WriteSyntax, descends, write_at, writes
 
@@ -173,6 +185,12 @@ class Scene:
         return hidden and self.kind == "tensor" and not self.is_constant
 
     @property
+    def cuts(self) -> bool:
+        """Whether the text of a write goes through `.data` to a constant, and writes what may be in a graph: autograd
+        would record the same write out of place."""
+        return self.is_constant and any(hides(one.target) and not is_of_constants(one) for one in self.writes())
+
+    @property
     def unchecked(self) -> str:
         """Why PyTorch does not check the bytes: "ctx", of an attribute of a `ctx`, or "packed", what the program's pack
         hook returned; empty where it does."""
@@ -202,7 +220,7 @@ class Scene:
         """
         told = isinstance(self.finding.event, (Clobber, Refusal, Drift, Overwritten, LostHook)) and not self.is_unseen
         aside = self.kind == "parameter" or self.code == "NC202" or self.is_freed or self.drifts
-        return told and not aside and not self.is_hidden
+        return told and not aside and not self.is_hidden and not self.cuts
 
     @property
     def drifts(self) -> bool:
@@ -318,6 +336,14 @@ def run_by(scene: Scene, node: ast.AST, known: frozenset[str] = frozenset()) -> 
         if one.name in names:
             yield one
             yield from run_by(scene, one, known | names)
+
+
+def is_of_constants(write: WriteSyntax) -> bool:
+    """Return True if the text shows that what a statement writes with are numbers and tensors outside of the graph."""
+    file, row = write.file, write.statement
+    given = [one for call in walk(row, ast.Call) for one in values(call)]
+    given += [row.value] if isinstance(row, (ast.AugAssign, ast.Assign)) and write.call is None else []
+    return all(is_numeric(file, one) or (isinstance(one, ast.Call) and is_untracked(one)) for one in given)
 
 
 def hides(target: ast.expr | None) -> list[tuple[ast.expr, ast.expr]]:

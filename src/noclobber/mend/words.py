@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from noclobber.mend.autograd.leaves import is_guarded
-from noclobber.mend.scene import puts_back
+from noclobber.mend.scene import hides, is_of_constants, puts_back
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
 from noclobber.model.seen.clobber import Clobber
 from noclobber.model.seen.events import Write
@@ -100,6 +100,9 @@ class _Words:
         if write.via == "data" and not (save is not None and save.is_constant):
             words = "write out of place: autograd does not see a write through `.data`, but backward still reads the "
             return (Suggestion(f"{words}changed values", cure=Cure.OUT_OF_PLACE),)
+        if write.via == "data" and hides(self.text.target) and not is_of_constants(self.text):
+            words = "write out of place, and detach what is written: through `.data` no gradient flows into it"
+            return (Suggestion(words, cure=Cure.OUT_OF_PLACE),)
         return self._of_buffer() if self.kind == "buffer" else (self._of_activation(),)
 
     def _source(self, *kinds: type[ast.expr]) -> str:

@@ -308,7 +308,7 @@ def of_an_episode(empty):
     net, kept = nn.Linear(4, 2), []
     for _ in range(2):
         for _ in range(3):
-            kept.append(torch.log_softmax(net(torch.ones(4)), -1)[0])  # noqa: PERF401
+            kept.append(torch.log_softmax(net(torch.ones(4)), -1)[0])
         torch.stack(kept).sum().backward()
         if empty:
             kept.clear()
@@ -319,7 +319,5 @@ def test_a_list_that_nothing_empties():
     with pytest.raises(RuntimeError, match="a second time"), seen:
         of_an_episode(empty=False)
     (finding,) = seen.findings
-    assert [one.message for one in finding.suggestions] == [
-        "empty `kept` at the end of each iteration: `kept.clear()`"
-    ]
+    assert [one.message for one in finding.suggestions] == ["empty `kept` at the end of each iteration: `kept.clear()`"]
     of_an_episode(empty=True)
