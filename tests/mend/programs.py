@@ -8428,3 +8428,55 @@ def run():
         ),
     ]
 }
+SOUND |= {
+    "a state that is carried through `.data`, and gets what is in the graph": """
+def run():
+    state, loss = torch.zeros(3, 4, dtype=torch.float64), 0
+    for _ in range(3):
+        h = torch.tanh(x @ w + state * w.sum())
+        loss = loss + h.square().sum()
+        state.data.copy_(h)
+    loss.backward()
+""",
+    "a membrane that is moved through `.data` by what is in the graph": """
+class Cell:
+    def __init__(self):
+        self.mem = torch.zeros(3, 4, dtype=torch.float64)
+
+def run():
+    cell, loss = Cell(), 0
+    for _ in range(3):
+        spike = torch.sigmoid(5 * (x @ w + cell.mem * w.mean() - 1))
+        loss = loss + (spike * cell.mem).sum() + spike.square().sum()
+        cell.mem.data.mul_(0.9).add_(x @ w).sub_(spike)
+    loss.backward()
+""",
+}
+WORDS |= {
+    "a gradient in a tuple that a module's hook scales and gives back": """
+part = nn.Softplus()
+def damp(module, grads):
+    grads[0].mul_(0.5)
+    return grads
+part.register_full_backward_pre_hook(damp)
+
+def run():
+    h = x @ w
+    (h.sin() + part(h)).square().sum().backward()
+""",
+    "a gradient among all the arguments of a backward": """
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        return a + b
+
+    @staticmethod
+    def backward(ctx, *grads):
+        grads[0].mul_(0.5)
+        return grads[0], grads[0]
+
+def run():
+    h = x @ w
+    (h.sin() + Halved.apply(h * 2, h * 3)).square().sum().backward()
+""",
+}

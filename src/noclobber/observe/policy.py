@@ -49,7 +49,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
 
     A storage that was emptied (`resize_(0)`) has left its address to another: what it saved is not met there.
     """
-    handles = [one for one in handles if storages.storage_key(one.alias) == noted.key]
+    handles = [one for one in handles if _is_at(one, noted.key)]
     if not handles:
         return None
     preserving = context.thread.preserving
@@ -83,6 +83,14 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     if tensor.requires_grad or not torch.is_grad_enabled():
         return None
     return context.core.entry(_entering(handles, tensor))
+
+
+def _is_at(handle: Handle, key: int) -> bool:
+    """Return True if a save is on a storage, or what was saved still is: a kept copy is not."""
+    if storages.storage_key(handle.alias) == key:
+        return True
+    tensor = handle.tensor()
+    return tensor is not None and storages.storage_key(tensor) == key
 
 
 def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:

@@ -49,6 +49,17 @@ class Queued(Square):
         return 2 * ctx.all[0] * g
 
 
+class InTuples(Square):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.all = ((x.shape, 2), (x,))  # saved
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.all[0][1] * ctx.all[1][0] * g
+
+
 Pair = namedtuple("Pair", ["by", "of"])
 
 
@@ -281,6 +292,7 @@ WRONG = [
     (Listed, counted, "ctx.all[1]"),
     (Listed, through_numpy, "ctx.all[1]"),
     (Queued, counted, "ctx.all[0]"),
+    (InTuples, counted, "ctx.all[1][0]"),
     (Nested, counted, "ctx.all['pairs'][0][1]"),
     (InSetup, through_data, "ctx.kept['x']"),
     (Exponential, of_the_result, "ctx.y"),

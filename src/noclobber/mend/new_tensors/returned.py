@@ -67,13 +67,17 @@ _RETURNING = f"{TITLE}, and return the result from the hook"
 def given_new(scene: Scene) -> Iterator[Change]:
     """A new tensor for what autograd gave: the value of a call, a name in a backward, what a hook returns."""
     for write in scene.writes():
+        if _is_of_arguments(write):
+            continue
         if (sound := _valued(scene, write) or _bound(scene, write) or _cloned(scene, write)) is not None:
             yield sound
         in_hook = scene.finding.cause is Cause.HOOKED and not write.name
         if in_hook or isinstance(scene.finding.event, GradientWrite) or _in_backward(write):
             if _part(write) is not None:
                 edits = out_of_place(write)
-                is_back = _gives_back(write)
+                is_back = _gives_back(write) and isinstance(
+                    write.target, ast.Name
+                )  # `grads[0] = ...` is none for a tuple
                 found = tuple(edits) if is_back else returning(write, edits)
                 is_sound = len(found) == 1 and _is_of_module(write) and scene.keeps_type(write.file)
                 yield from change(TITLE if is_back else _RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)
@@ -82,6 +86,13 @@ def given_new(scene: Scene) -> Iterator[Change]:
             edit = cloned_before(write.file, write.statement, write.name) if write.name else None
             if edit is not None and not is_in_vain(write, [edit]):
                 yield from change(f"write into a clone of `{write.name}`", [edit], 2)
+
+
+def _is_of_arguments(write: WriteSyntax) -> bool:
+    """`grads[0].mul_(2)` under `*grads`: whether what is written lies in the tuple of a function's arguments."""
+    scope, root = write.file.scope(write.statement), root_of(write.target)
+    rest = scope.args.vararg if isinstance(scope, FUNCTION) else None
+    return rest is not None and isinstance(root, ast.Name) and root.id == rest.arg
 
 
 def _gives_back(write: WriteSyntax) -> bool:
