@@ -172,6 +172,16 @@ def test_a_program_that_moves_away_still_gets_its_report(tmp_path: Path) -> None
     assert (tmp_path / "elsewhere" / "log").read_text() == ""
 
 
+def test_a_program_that_removes_its_folder_still_gets_its_report(tmp_path: Path) -> None:
+    error = "import os, torch\ny = torch.ones(3, requires_grad=True).exp()\ny.data.mul_(2)\ny.sum().backward()\n"
+    gone = "os.mkdir('gone')\nos.chdir('gone')\nos.rmdir(os.getcwd())\n"
+    write(tmp_path, {"main.py": error + gone})
+    ended = fresh(["run", "main.py"], tmp_path)
+    assert ended.status == 1
+    assert "error[NC201]" in ended.stderr
+    assert "internal error" not in ended.stderr
+
+
 def test_an_error_found_counts_where_the_program_ends_with_256(tmp_path: Path) -> None:
     """The system keeps the last byte of a status: for it, this program has ended well."""
     error = "import torch\ny = torch.ones(3, requires_grad=True).exp()\ny.data.mul_(2)\ny.sum().backward()\n"

@@ -147,7 +147,8 @@ class Run:
 
     def files(self) -> list[str]:
         """Return the program's own files: the script, and the modules that it has imported."""
-        return program.own_files(self._argv[0] if self._argv else "")
+        # By the folder in which the run began: the program may have left it, and may have removed where it is.
+        return program.own_files(os.path.join(self._folder, self._argv[0]) if self._argv else "")
 
     @property
     def unwritten(self) -> str:

@@ -192,6 +192,29 @@ def test_statements_of_a_compiled_module():
     assert is_marked(clobber.writes[-1].site, "written")
 
 
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, by):
+        ctx.save_for_backward(by)
+        return x * by
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0], None
+
+
+def test_what_a_function_keeps_in_a_region_is_not_called_watched():
+    torch._dynamo.reset()
+    product = torch.compile(lambda x, by: Product.apply(x, by), backend="eager")
+    x, by = torch.ones(3, requires_grad=True), torch.full((3,), 3.0)
+    with noclobber.watch() as watched:
+        y = product(x, by)
+        by.data.zero_()
+        y.sum().backward()
+    assert x.grad.tolist() == [0.0] * 3
+    assert any("Functions keep in compiled regions" in what for what in watched.report.coverage.unseen)
+
+
 def test_a_graph_that_is_gone_leaves_the_function():
     torch._dynamo.reset()
     compiled = torch.compile(in_another_function, backend="eager")

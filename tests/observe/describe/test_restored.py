@@ -28,7 +28,12 @@ def put_back_in_part(w):
     w[1:] = old[1:]
 
 
+def given_other_memory(w):
+    w.set_(torch.randn(3, 3))
+
+
 WRITES = {
+    "given other memory": (given_other_memory, [False, True]),  # the other save is a view on the old memory
     "put back": (put_back, [True, True]),
     "put back in part": (put_back_in_part, [False, True]),
     "overwritten": (torch.Tensor.zero_, [False, False]),

@@ -75,6 +75,10 @@ def _compiled(_: Context, way: Way) -> None:
     compile_guard.FRAMES.arm(way.patches)
 
 
+def _functions(context: Context, way: Way) -> None:
+    calls.arm_forwards(context.forwards, context.memory, context.bus.not_seen, way)
+
+
 SEEN: tuple[Seen, ...] = (
     Seen("lines that warnings blame", blamed_lines.arm, of_saves=False),
     Seen("regions that torch.compile compiles", _compiled, of_saves=False),
@@ -101,7 +105,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("casts that autocast keeps", stale_casts.arm),
     Seen("memory that other code holds (numpy, DLPack)", exported_saves.arm),
     Seen("checkpoint regions", instrument.arm),
-    Seen("custom Functions", lambda context, way: calls.arm_forwards(context.forwards, context.memory, way)),
+    Seen("custom Functions", _functions),
     Seen("what custom Functions keep on their ctx", ctx_attributes.arm),
     Seen("what custom Functions write", undeclared_writes.arm),
     Seen("custom operators", undeclared_writes.arm_operators),

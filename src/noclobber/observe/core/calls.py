@@ -164,6 +164,9 @@ if TYPE_CHECKING:
 
 KEPT = (torch.Tensor, list, tuple, dict, deque)
 """What a ctx may keep: tensors, and what may hold them."""
+_COMPILED = "ApplyTemplate"
+"""The class of the Function into which torch.compile makes one of the program's own. It keeps what that saves in a
+variable, where nothing sees it (torch 2.13, _functorch/autograd_function.py; tests/observe/core/test_compiled.py)."""
 OF_OPERATORS = "torch._library.autograd"
 """Where PyTorch makes the Function of an operator of the program's own, for `register_autograd` (torch 2.13;
 tests/observe/detectors/test_stashes.py)."""
@@ -205,7 +208,7 @@ class _Calls(threading.local):
         self.under_way: list[ForwardCall] = []
 
 
-def arm_forwards(forwards: CustomForwards, memory: Memory, way: Way) -> None:
+def arm_forwards(forwards: CustomForwards, memory: Memory, not_seen: Callable[[str], None], way: Way) -> None:
     """See every call of a custom Function in threads that are watched, except of PyTorch's own Functions.
 
     It records what a call keeps on its ctx and what it declares dirty. From then on writes to what it returned as a
@@ -215,6 +218,8 @@ def arm_forwards(forwards: CustomForwards, memory: Memory, way: Way) -> None:
     calls = _Calls()
 
     def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
+        if cls.__name__ == _COMPILED:
+            not_seen("what custom Functions keep in compiled regions")
         is_of_torch = cls.__module__.startswith("torch.") and cls.__module__ != OF_OPERATORS
         if not memory.thread.watched or is_of_torch or modes.transforms_active():
             return None

@@ -154,6 +154,8 @@ def clobber_of(handle: Handle, node: Node | None, backward: Backward, memory: Me
         made = node if save.is_output else graph.source_of(node, save.field)[0]
         writes = _with_unseen(writes, handle, made, save.tensor, backward, memory)
     restored = current != version and handle.digest is not None and same(handle.digest, fingerprint(alias))
+    # A save of a leaf follows it to other memory (`set_`): its old bytes say nothing.
+    restored &= (saved := handle.tensor()) is None or storages.storage_key(saved) == key
     read = read_of(backward, node.name() if node is not None else "")
     found = Clobber(save, writes, read, current, message, restored)
     if not any(write.step for write in writes):
