@@ -56,3 +56,14 @@ def test_after_a_backward_whose_end_was_interrupted_all_is_seen_from_the_next_on
         y.sum().backward()
     assert [one.code for one in watched.findings] == ["NC201"]
     assert INTERRUPTED in watched.report.coverage.unseen
+
+
+def test_a_full_stack_of_the_program_is_no_fault_of_noclobber():
+    told = []
+    way = Way("some saves and writes", told.append, lasting=True)
+
+    def deeper(left):
+        return deeper(left)
+
+    assert way.guarded(deeper, 1) is None
+    assert [(one.why, one.internal) for one in told] == [("the program's stack was full", False)]

@@ -158,6 +158,8 @@ def lost(way: str, failure: Exception) -> Lost:
     """Return what a report says of a failure. It holds only text: an exception's frames would keep tensors alive."""
     if isinstance(failure, UnsupportedTorch):
         return Lost(way, str(failure))
+    if isinstance(failure, RecursionError):
+        return Lost(way, "the program's stack was full")
     at = ""
     for frame, line in traceback.walk_tb(failure.__traceback__):
         at = f", {PurePath(frame.f_code.co_filename).name}:{line}"
