@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from noclobber.syntax.tree import Place
-from noclobber.syntax.writes import Form, WriteSyntax, out_of_place, write_at
+from noclobber.syntax.writes import Form, WriteSyntax, loses_write, out_of_place, write_at
 
 from . import sources
 
@@ -154,3 +154,17 @@ def test_forms(line: str, piece: str, wanted: Form) -> None:
 def test_whose_bytes_a_view_shows(line: str, base: str) -> None:
     found = write(line, line).base
     assert (ast.unparse(found) if found is not None else "") == base
+
+
+@pytest.mark.parametrize(
+    ("body", "loses"),
+    [
+        ("h = x.exp()\nkept = h\nh *= 2\nloss = h.sum() + kept.sum()", True),
+        ("h = x.exp()\nkept = h\nh *= 2\nloss = h.sum()", False),
+        ("h = x.exp()\nkept = h.clone()\nh *= 2\nloss = h.sum() + kept.sum()", False),
+        ("h = x.exp()\nh *= 2\nkept = h\nloss = h.sum() + kept.sum()", False),
+    ],
+)
+def test_a_new_tensor_does_not_reach_another_name_that_is_read_below(body: str, loses: bool) -> None:
+    file = sources.parsed(f"{body}\n")
+    assert loses_write(write_at(Place(file, sources.node_at(file, "h *= 2")))) is loses

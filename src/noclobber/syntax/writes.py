@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -340,6 +340,8 @@ def loses_write(write: WriteSyntax) -> bool:
     file, is_over = write.file, not is_read_again(write.file, base.id, found)
     if writes_for_caller(write) or (is_over and base.id in bound_by_loop(file, found)):
         return True
+    if any(is_read_again(file, other, found) for other in _other_names(file, base.id, found)):
+        return True
     made = definition(file, base, found)
     if isinstance(made, ast.Attribute) and made.attr not in VIEWS:
         return True
@@ -368,6 +370,14 @@ def viewed_by(write: WriteSyntax) -> ast.expr | None:
     made = definition(write.file, write.base, write.statement)
     is_view = isinstance(made, (ast.Subscript, ast.Attribute)) or called(made) in VIEWS
     return base_of(made) if is_view else None
+
+
+def _other_names(file: File, name: str, statement: ast.stmt) -> Iterator[str]:
+    """`kept` after `kept = h` above a statement that writes `h`."""
+    for one in uses_in(file.scope(statement), name):
+        row = file.above[one]
+        if isinstance(row, ast.Assign) and row.value is one and row.lineno < statement.lineno:
+            yield from (target.id for target in row.targets if isinstance(target, ast.Name) and target.id != name)
 
 
 def _is_handed_out(file: File, name: str, statement: ast.stmt) -> bool:
