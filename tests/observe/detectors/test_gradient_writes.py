@@ -347,6 +347,21 @@ def test_several_parts_that_one_node_gives():
     assert heard.events == []
 
 
+@pytest.mark.parametrize("used", [lambda h: torch.cdist(h, h + 2).sin(), torch.sin, lambda h: h.sin() + h * 2])
+@pytest.mark.parametrize("joined", [torch.stack, torch.cat, lambda both: torch.cat([*both, both[0] * 2])])
+def test_parts_of_a_written_gradient_that_one_leaf_gets(used, joined):
+    def program(write):
+        w = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+        h = joined([w, w])
+        h.register_hook(write)
+        used(h).sum().backward()
+        return w.grad
+
+    heard, gradient = hear(lambda: program(in_place))
+    assert torch.equal(gradient, program(out_of_place))
+    assert heard.events == []
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_node_that_gets_the_same_gradient_several_times_and_had_it_before(parts, shared):

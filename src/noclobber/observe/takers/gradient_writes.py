@@ -235,7 +235,9 @@ class Deliveries:
         both = ((after, first) in handed[:at] and handed.count((after, first)) > (first == part) for after in getting)
         sums.append((part, any(both)))
         alike = [is_own for second, is_own in sums if second == part]
-        if alike[0] and len(alike) == len(getting) and len({*getting}) == 1:
+        parts = [each for after, each in handed if after is getting[0]] or [part] * len(getting)
+        made = sum(second in parts for second, _ in sums)
+        if alike[0] and made == len(parts) and len({*getting}) == 1:
             # As many sums as the node gives parts: what the first one was added to was there before.
             for spoil in self._changed(args[1]):
                 if getting[0] not in spoil.heirs:
