@@ -75,9 +75,8 @@ def given_new(scene: Scene) -> Iterator[Change]:
         if in_hook or isinstance(scene.finding.event, GradientWrite) or _in_backward(write):
             if _part(write) is not None:
                 edits = out_of_place(write)
-                is_back = _gives_back(write) and isinstance(
-                    write.target, ast.Name
-                )  # `grads[0] = ...` is none for a tuple
+                # What a hook of a module is given is a tuple, to which `grads[0] = ...` assigns nothing.
+                is_back = isinstance(write.target, ast.Name) and _gives_back(write)
                 found = tuple(edits) if is_back else returning(write, edits)
                 is_sound = len(found) == 1 and _is_of_module(write) and scene.keeps_type(write.file)
                 yield from change(TITLE if is_back else _RETURNING, found, 1, Cure.OUT_OF_PLACE, is_sound=is_sound)

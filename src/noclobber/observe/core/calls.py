@@ -218,9 +218,9 @@ def arm_forwards(forwards: CustomForwards, memory: Memory, not_seen: Callable[[s
     calls = _Calls()
 
     def began(cls: type[Function], args: tuple[object, ...]) -> ForwardCall | None:
-        if cls.__name__ == _COMPILED:
-            not_seen("what custom Functions keep in compiled regions")
         is_of_torch = cls.__module__.startswith("torch.") and cls.__module__ != OF_OPERATORS
+        if is_of_torch and cls.__name__ == _COMPILED:
+            not_seen("what custom Functions keep in compiled regions")
         if not memory.thread.watched or is_of_torch or modes.transforms_active():
             return None
         call = ForwardCall(cls, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ class ReturnedGradients:
 
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way = context, way
-        self._returned: dict[int, list[_Returned]] = {}
+        self._returned: OrderedDict[int, list[_Returned]] = OrderedDict()
 
     def begins(self, node: Any, args: tuple[object, ...]) -> Callable[[object], None] | None:
         """Return what to call when the backward of a Function that is not PyTorch's own has ended."""
@@ -93,7 +94,7 @@ class ReturnedGradients:
         newest = _Returned(handed, moment(), leaf, clobbers.later_of(gradient))
         self._returned[key] = [*(one for one in known if one not in over), newest]
         if len(self._returned) > _MOST:
-            del self._returned[next(iter(self._returned))]
+            self._returned.popitem(last=False)
         if over and leaf is None:  # memory that is used again: what if the next node has not run by then?
             self._watch(node._forward_cls, newest, receiver)
 

@@ -277,11 +277,9 @@ def _has_moved(one: Input) -> bool:
 def _has_changed(one: Input) -> bool:
     tensor, _, _, _, _, digest = one
     now = None if digest is None else fingerprint(tensor)
-    return (
-        now != digest
-        if type(digest) is int
-        else change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO
-    )
+    if type(digest) is int:
+        return now != digest
+    return change(digest, now, moved=_has_moved(one), waits=True) is not Change.NO
 
 
 def _given(args: Iterable[object], contents: bool) -> tuple[list[Input], list[int], _Keys]:
