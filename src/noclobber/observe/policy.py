@@ -27,7 +27,7 @@ from noclobber.observe.preserve import copy_before_write
 from noclobber.observe.torch_api import before_2_12
 from noclobber.observe.torch_api.autograd import engine_state
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.torch_api.tensors import tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint, fingerprint_aside, same
 from noclobber.observe.witness.layout import geometry, may_touch, touch
 from noclobber.observe.witness.witness import Change, change
@@ -46,12 +46,7 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
 
     A fingerprint is taken of a save whose version counter may not move. What an operator made in the graph shares the
     counter of its saves; a leaf that was made from `.data` or wrapped in a Parameter may have its own.
-
-    A storage that was emptied (`resize_(0)`) has left its address to another: what it saved is not met there.
     """
-    handles = [one for one in handles if _is_at(one, noted.key)]
-    if not handles:
-        return None
     preserving = context.thread.preserving
     if preserving:
         noted = noted._replace(written=noted.written._replace(uncounted=True))
@@ -85,17 +80,9 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
     return context.core.entry(_entering(handles, tensor))
 
 
-def _is_at(handle: Handle, key: int) -> bool:
-    """Return True if a save is on a storage, or what was saved still is: a kept copy is not."""
-    if storages.storage_key(handle.alias) == key:
-        return True
-    tensor = handle.tensor()
-    return tensor is not None and storages.storage_key(tensor) == key
-
-
 def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
-    """Raise ClobberError if a write is about to change bytes of these saves."""
-    struck = [handle for handle in handles if touch(geometry(handle.alias), noted.geometry)]
+    """Raise ClobberError if a write is about to change bytes of these saves that are still as they were saved."""
+    struck = [handle for handle in handles if touch(geometry(handle.alias), noted.geometry) and _is_intact(handle)]
     # What a policy keeps is left to the second run of its region, which may compute the same from changed bytes.
     found = [clobbers.clobber_to_come(one, tensor, noted) for one in struck if one.unchecked != "policy"]
     if found:
@@ -103,6 +90,13 @@ def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: 
         refusals.remember(error, found[0])
         context.bus.tell(found, error)
         raise error
+
+
+def _is_intact(handle: Handle) -> bool:
+    """Return False if a program that freed the memory of a save is about to fill it again."""
+    suspect = handle.suspected()
+    freed, suspect.freed = suspect.freed, False
+    return not freed and (handle.digest is None or same(handle.digest, fingerprint(handle.alias)))
 
 
 def _entering(handles: list[Handle], tensor: torch.Tensor) -> After:

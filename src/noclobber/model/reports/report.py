@@ -39,7 +39,7 @@ class Lost:
     trace: str = ""
 
 
-WITHOUT_BYTES = "the bytes of saves that have none to read (meta, sparse, subclasses)"
+WITHOUT_BYTES = "the bytes of saves that have none to read (meta, subclasses)"
 COMPILED = "the inside of compiled regions"
 
 

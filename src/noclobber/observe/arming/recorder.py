@@ -19,7 +19,6 @@ from noclobber.model.seen.silent import Drift
 from noclobber.observe import policy
 from noclobber.observe.core import blamed_lines, boundary, calls, engine, save_hooks, threads
 from noclobber.observe.core.boundary import Way
-from noclobber.observe.core.calls import ALWAYS
 from noclobber.observe.core.context import Context, Parts, Subscriber
 from noclobber.observe.core.writes import kernel_functions, optimizer_steps, write_kernels, write_log
 from noclobber.observe.describe import holders, refusals
@@ -97,6 +96,7 @@ SEEN: tuple[Seen, ...] = (
     Seen("aliases that `.detach()` makes", other_memory.arm_detached),
     Seen("the checks of `swap_tensors`", checks_of_swaps.arm),
     Seen("tensors that are swapped", other_memory.arm_swaps),
+    Seen("storages whose memory the program frees", other_memory.arm_resizes),
     Seen("writes that autograd does not know of", untracked_writes.arm),
     Seen("hooks on tensors that a write replaced", lost_hooks.arm),
     Seen("gradients that share memory", shared_gradients.arm),
@@ -240,8 +240,6 @@ CONTEXT = Context(
     )
 )
 """The only context of this process."""
-_SPARSE = (ALWAYS, CONTEXT.core.entry(copy_before_write.saved))
-"""The taker of saves where bytes are preserved."""
 _ways: list[Way] = []
 
 
@@ -337,7 +335,6 @@ def _keep(keeping: bool) -> None:
         return
     context.keeping = keeping
     context.be_careful(1 if keeping else -1)
-    context.takers.append(_SPARSE) if keeping else context.takers.remove(_SPARSE)
     if context.native is not None:
         context.native.set_keeping(keeping)
     threads.renew_hooks(context)

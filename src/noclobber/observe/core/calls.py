@@ -271,9 +271,10 @@ def _on_attributes(forwards: CustomForwards, way: Way, calls: _Calls) -> None:
             if name == "dirty_tensors":
                 call.dirty = value
             elif isinstance(value, KEPT) and name not in _DECLARATIONS:
+                # A tuple never gets a tensor, as a list or a dict may.
                 if not isinstance(value, tuple) or any(isinstance(part, KEPT) for part in value):
                     call.kept[name] = caller()
-                else:  # it never gets a tensor, as a list or a dict may
+                elif call.kept:
                     call.kept.pop(name, None)
         else:
             forgotten(None, ctx, name)

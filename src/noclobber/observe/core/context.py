@@ -49,6 +49,9 @@ class UnseenWrites(Protocol):
         there is nothing to do.
         """
 
+    def emptied(self, storage: torch.UntypedStorage) -> None:
+        """Called after the program freed the memory of a storage: what it writes there later overwrites nothing."""
+
     def assigned(self, noted: Record, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Called before a tensor gets the data of another (`tensor.data = value`)."""
 

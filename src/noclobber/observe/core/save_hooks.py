@@ -144,7 +144,7 @@ def _unpacking(context: Context) -> Unpack:
             is_same = alias._version == handle.version and handle.suspect is None
             if at_read is not None:
                 memory = handle.shown
-                # The storage may have been freed meanwhile. A save outside of these has no address, if it is sparse.
+                # The storage may have been freed meanwhile. A sparse save has no address.
                 if memory is not None and memory is not OUTSIDE and address(alias) == memory[1]:
                     digest = digest_of(memory)
                 elif handle.digest is not None and handle.kept is None:

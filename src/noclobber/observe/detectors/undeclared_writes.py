@@ -225,7 +225,7 @@ class Writers:
             changed += [(one.input, one) for one in beside if not _has_moved(one.input) and _has_changed(one.input)]
         place = caller() if changed else None
         for (tensor, maker, output, key, _, _), result in changed:
-            if any(declared is tensor for declared in dirty):
+            if dirty and any(declared is tensor for declared in dirty):
                 continue
             noted = [] if since is None else self._context.memory.writes_since(since + 1, key)
             writes = [one for one in noted if one.written.op not in ("data=", "swap_tensors")]

@@ -50,6 +50,7 @@ _PATIENCE = 64
 """A write to a leaf is forgotten after this many backward calls that do not differentiate through it; one to another
 tensor with its node."""
 _MOST = 64
+_MOST_EMPTIED = 4096
 _TAKEN = 16
 """How many tensors of a thread are known by the aliases outside of the graph that it took of them."""
 _SOURCES = 512
@@ -212,6 +213,8 @@ class UntrackedWrites:
         """The leaves that got their first values from a graph."""
         self._passed: deque[_Target] = deque(maxlen=_MOST)
         """The tensors that the gradient is meant to pass unchanged."""
+        self._emptied: dict[int, storages.StorageRef] = {}
+        """The storages whose memory the program freed, to fill it again itself, by identity."""
 
     def arm(self, way: Way) -> None:
         self._way = way
@@ -254,6 +257,11 @@ class UntrackedWrites:
     def _look(self, *_: object) -> None:
         """Attend a storage: `before` looks at the writes."""
 
+    def emptied(self, storage: torch.UntypedStorage) -> None:
+        self._emptied[storage._cdata] = storages.ref_of(storage)
+        if len(self._emptied) > _MOST_EMPTIED:
+            self._emptied.pop(next(iter(self._emptied)), None)
+
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType
     ) -> tuple[Callable[[], object], bool] | None:
@@ -277,6 +285,9 @@ class UntrackedWrites:
             self._passed.append(target)
             self._drop_writes(target)
         if target in self._passed:
+            return None
+        if target.storage.cdata in self._emptied:
+            self._context.bus.not_seen("writes that autograd does not see, to memory that the program had freed")
             return None
         with modes.aside():
             values = numbers(tensor)

@@ -74,14 +74,6 @@ def tell(context: Context, place: Place | None, op: str, handle: Handle, kept: t
 
 
 NOT_COPIED = "writes to saves that PyTorch cannot copy"
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-
-
-def saved(handle: Handle, tensor: torch.Tensor) -> None:
-    """Copy a sparse tensor when it is saved: without a storage its writes cannot be matched."""
-    if tensor.layout in _SPARSE and handle.suspect is None:
-        with modes.aside():
-            handle.suspected().kept = handle.alias.clone()
 
 
 def copy(context: Context, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,7 +87,7 @@ def copy(context: Context, tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same layout but without gaps. Each element is copied once, also of an expanded tensor."""
-    if tensor.is_nested:
+    if tensor.is_nested or tensor.layout is not torch.strided:
         return tensor.clone()
     copy = once(tensor).clone()
     return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)
@@ -119,8 +111,13 @@ def _found_alike(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], alias: tor
 
 def _part(copied: torch.Tensor, copy: torch.Tensor, alias: torch.Tensor) -> torch.Tensor | None:
     """Return the part of a copy that stands for `alias`; None unless the copy holds all of it, without gaps."""
-    special = any(tensor.is_conj() or tensor.is_neg() or tensor.is_nested for tensor in (copied, alias))
-    if special or copied.dtype != alias.dtype or not copied.is_contiguous():
+    special = any(one.is_conj() or one.is_neg() or one.is_nested for one in (copied, alias))
+    if (
+        special
+        or not copied.layout is alias.layout is torch.strided
+        or copied.dtype != alias.dtype
+        or not copied.is_contiguous()
+    ):
         return None
     offset = alias.storage_offset() - copied.storage_offset()
     if offset < 0 or offset + reach(alias) >= copied.numel():

@@ -1,7 +1,7 @@
 """Sees a tensor get other memory, by `tensor.data = other` or `torch.utils.swap_tensors`, and an alias outside of the
 graph get a tensor's own, by `.data` or `.detach()`.
 
-No version moves. The saves that read the tensor itself follow it to its new memory.
+No version moves. The saves that read the tensor itself follow it to its new memory, as all do that of their storage.
 """
 
 from __future__ import annotations
@@ -116,6 +116,22 @@ def arm_detached(context: Context, way: Way) -> None:
     way.patches.put(torch.Tensor, "detach", _Detach(tensor_state.detach, detach))
 
 
+def arm_resizes(context: Context, way: Way) -> None:
+    """Watch the program free the memory of a storage, and give it memory again, until the recorder disarms. What is
+    saved on it stays on it."""
+    native = torch.UntypedStorage.resize_
+
+    @functools.wraps(native)
+    def resize_(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> object:
+        key = way.guarded(storages.key_of, storage)
+        result = native(storage, *args, **kwargs)
+        if key is not None:
+            way.guarded(_resized, context, storage, key)
+        return result
+
+    way.patches.put(torch.UntypedStorage, "resize_", resize_)
+
+
 def arm_swaps(context: Context, way: Way) -> None:
     """Watch each swap of two tensors, until the recorder disarms."""
     swap = private.lookup("_C._swap_tensor_impl")
@@ -127,6 +143,14 @@ def arm_swaps(context: Context, way: Way) -> None:
             way.guarded(policy.have_moved, context, those)
 
     way.patches.put(torch._C, "_swap_tensor_impl", _swap_tensor_impl)
+
+
+def _resized(context: Context, storage: torch.UntypedStorage, key: int) -> None:
+    context.live.file_anew(key)
+    if not storage.nbytes():
+        context.untracked.emptied(storage)
+        for handle in context.live.at(storages.key_of(storage)):
+            handle.suspected().freed = True
 
 
 def _is_about_to_take(context: Context, tensor: torch.Tensor) -> None:

@@ -58,7 +58,7 @@ class OnDevice:
 
 
 Digest = int | OnDevice | None
-"""None if no bytes can be read: of meta, fake and sparse tensors, of subclasses, while a CUDA graph is captured."""
+"""None if no bytes can be read: of meta and fake tensors, of subclasses, while a CUDA graph is captured."""
 
 
 NEVER: Digest = -1
@@ -128,7 +128,8 @@ def _with_zeros(tensor: torch.Tensor, zero: float) -> Digest:
 def fingerprint(tensor: torch.Tensor) -> Digest:
     """Return the xxh3_64 hash of a tensor's bytes, or of a tensor on a device a weighted sum that stays there.
 
-    None if no bytes can be read. Each element counts once, also where a tensor is expanded. Marks (conjugated, negated)
+    None if no bytes can be read; of a sparse tensor those of its values are. Each element counts once, also where a
+    tensor is expanded. Marks (conjugated, negated)
     and the dtype make no difference, because only fingerprints of the same tensor are compared. Where the native part
     is there, it reads the usual tensors.
     """
@@ -149,6 +150,7 @@ def _fingerprint(tensor: torch.Tensor) -> Digest:
     if not _has_memory(type(tensor)):
         return None
     try:
+        tensor = storages.memory_of(tensor)
         address = storages.bytes_at(tensor)
         if not address:
             return 0 if 0 in tensor.shape else None
@@ -250,11 +252,9 @@ def numbers(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if tensor.is_mkldnn:
         return tensor.to_dense()
-    if tensor.is_sparse:
-        return tensor._values()
-    if tensor.is_nested or tensor.layout is not torch.strided:
+    if tensor.is_nested:
         return tensor.values()
-    return tensor
+    return storages.memory_of(tensor)
 
 
 def _is_batched(tensor: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.torch_api.tensors.tensor_state import is_leaf
 from noclobber.observe.witness.layout import span_of
 
-_WITHOUT_STORAGE = "writes to tensors without a storage (sparse, nested)"
+_WITHOUT_STORAGE = "writes to tensors without a storage (nested, MKL-DNN)"
 
 
 def before(context: Context) -> Before:

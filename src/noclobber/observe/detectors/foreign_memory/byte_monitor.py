@@ -29,7 +29,7 @@ _BYTES_A_SECOND = 5e9
 """The guessed speed of a comparison, until the first one has been timed."""
 
 Name = tuple[object, ...]
-"""Identifies a stretch: the address, the shape, the strides and the dtype."""
+"""Identifies a stretch: the storage, the offset, the shape, the strides and the dtype."""
 Writes = tuple[tuple[Record, int], ...]
 """Writes that torch saw, each with the version before it."""
 
@@ -58,7 +58,7 @@ class Stretch:
 
     def __init__(self, handle: Handle, key: int, digest: int) -> None:
         self.key = key
-        self.cost = handle.alias.nbytes / _BYTES_A_SECOND
+        self.cost = storages.memory_of(handle.alias).nbytes / _BYTES_A_SECOND
         self.digest = digest
         self.handles: list[ref[Handle]] = []
         self.changes: dict[int, ChangedBytes] = {}
@@ -217,7 +217,7 @@ class ByteMonitor:
 
 def _name(handle: Handle) -> Name:
     alias = handle.alias
-    return (storages.address(alias), *geometry(alias)[1:])
+    return (storages.storage_key(alias), *geometry(alias))
 
 
 def _marks(handle: Handle) -> tuple[int, Writes]:

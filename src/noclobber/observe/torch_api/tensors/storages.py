@@ -29,13 +29,13 @@ address: Callable[[torch.Tensor], int] = private.lookup("_C.TensorBase.data_ptr"
 (exported_saves.py)."""
 _has_storage: Callable[[torch.Tensor], bool] = private.lookup("_C._has_storage")
 _storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = private.lookup("_C.TensorBase.untyped_storage")
-_storage_ref: Callable[[torch.UntypedStorage], StorageRef] = private.lookup("multiprocessing.reductions.StorageWeakRef")
+ref_of: Callable[[torch.UntypedStorage], StorageRef] = private.lookup("multiprocessing.reductions.StorageWeakRef")
 storage_holders: Callable[[int], int] = private.lookup("_C._storage_Use_Count")
 """Returns how many tensors share the storage with this `_cdata`. The storage's Python object counts as one more."""
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """Return a number that is equal for tensors that share memory; None without a storage (sparse, opaque).
+    """Return a number that is equal for tensors that share memory; None without a storage (opaque).
 
     It is the address where the storage begins. That is cheaper than the Python object of a storage, and the same for
     memory that came in through numpy or DLPack. Without an address (meta and fake tensors, empty ones, functorch's
@@ -89,15 +89,31 @@ def bytes_at(tensor: torch.Tensor) -> int:
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """Return the storage of a tensor; every question about one comes through here. Raises NotImplementedError where
-    there is none.
+    """Return the storage of a tensor, of a sparse one that of its values; every question about one comes through here.
+    Raises NotImplementedError where there is none.
 
     PyTorch itself does not always look: a number on the lazy device has no storage, and what it gives in place of one
     ends the process when it is asked anything (torch 2.13; tests/observe/core/test_kinds.py).
     """
-    if not _has_storage(tensor):
+    if not _has_storage(shown := memory_of(tensor)):
         raise NotImplementedError("this tensor has no storage")
-    return _storage_of(tensor)
+    return _storage_of(shown)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that shows the memory of another: the values of a sparse one, which share its version counter;
+    any other itself (torch 2.13; tests/observe/core/test_sparse.py)."""
+    values = _VALUES.get(tensor.layout) if type(tensor) in PLAIN else None
+    if values is None:
+        return tensor
+    with modes.aside():
+        return values(tensor)
+
+
+_VALUES: dict[torch.layout, Callable[[torch.Tensor], torch.Tensor]] = {
+    torch.sparse_coo: torch.Tensor._values,
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc), torch.Tensor.values),
+}
 
 
 def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -122,7 +138,7 @@ def ref_or_none(tensor: torch.Tensor) -> StorageRef | None:
     """Return what `storage_ref` returns; None of a tensor that has no storage."""
     known = ref_of_usual(tensor)
     if known is None and (held := storage_or_none(tensor)) is not None:
-        return _storage_ref(held)
+        return ref_of(held)
     return known
 
 
@@ -133,7 +149,7 @@ def storage_ref(tensor: torch.Tensor) -> StorageRef:
     Unlike a weak reference to the tensor it does not forbid `swap_tensors` (torch 2.13;
     tests/observe/detectors/test_untracked.py).
     """
-    return ref_of_usual(tensor) or _storage_ref(storage(tensor))
+    return ref_of_usual(tensor) or ref_of(storage(tensor))
 
 
 def is_at(ref: StorageRef, key: int | None) -> bool:
@@ -160,7 +176,7 @@ def is_only_holder(tensor: torch.Tensor) -> bool:
     try:
         storage = _storage(tensor)  # the Python object, which counts as a holder too
         return storage_holders(storage._cdata) == 2 and storage.resizable()
-    except (RuntimeError, NotImplementedError):  # without a storage: sparse ones
+    except (RuntimeError, NotImplementedError):  # without a storage
         return False
 
 

@@ -1,0 +1,90 @@
+"""Sparse tensors: their values lie in memory that is written as any other."""
+
+import pytest
+import torch
+
+from tests.observe.hearing import bare, hear, is_marked
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+LAYOUTS = {
+    "coo": torch.Tensor.to_sparse_coo,
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "bsr": lambda tensor: tensor.to_sparse_bsr((2, 2)),
+    "bsc": lambda tensor: tensor.to_sparse_bsc((2, 2)),
+}
+
+
+def itself(matrix):
+    matrix.mul_(2)  # written
+
+
+def its_values(matrix):
+    matrix.values().mul_(2)  # written
+
+
+def through_data(matrix):
+    matrix.values().data.mul_(2)  # written
+
+
+def through_numpy(matrix):
+    matrix.values().numpy()[:] *= 2  # written
+
+
+def with_the_same(matrix):
+    matrix.values().data.mul_(1)
+
+
+def a_clone(matrix):
+    matrix.clone().mul_(2)
+
+
+def of(layout, write):
+    def program():
+        w = torch.ones(4, 2, requires_grad=True)
+        matrix = LAYOUTS[layout](torch.tensor([[1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 3.0, 1.0]]).repeat(2, 1))
+        y = matrix @ w
+        write(matrix)
+        y.square().sum().backward()
+        return w.grad
+
+    return program
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_values_share_memory_and_version(layout):
+    matrix = LAYOUTS[layout](torch.eye(4))
+    values, before = matrix.detach().values(), matrix._version
+    values.fill_(2.0)
+    assert matrix._version == before + 1
+    assert matrix.to_dense().max() == 2.0
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize("write", [itself, its_values])
+def test_a_write_that_moves_the_version_is_named(layout, write):
+    def refused():
+        with pytest.raises(RuntimeError) as error:
+            of(layout, write)()
+        return str(error.value)
+
+    heard, message = hear(refused)
+    assert message == bare(refused)
+    assert [is_marked(one.writes[-1].site, "written") for one in heard.clobbers] == [True]
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize("write", [through_data, through_numpy])
+def test_a_silent_write_is_found(layout, write):
+    assert not torch.equal(bare(of(layout, write)), bare(of(layout, a_clone)))
+    heard, _ = hear(of(layout, write))
+    (found,) = heard.clobbers
+    assert write is through_numpy or is_marked(found.writes[-1].site, "written")
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize("write", [with_the_same, a_clone])
+def test_what_changes_no_value_is_quiet(layout, write):
+    heard, gradient = hear(of(layout, write))
+    assert torch.equal(gradient, bare(of(layout, a_clone)))
+    assert heard.clobbers == heard.events == heard.failures == []
