@@ -188,3 +188,30 @@ def test_an_error_found_counts_where_the_program_ends_with_256(tmp_path: Path) -
     write(tmp_path, {"main.py": f"{error}raise SystemExit(256)\n", "other.py": f"{error}raise SystemExit(257)\n"})
     assert noclobber(["run", "main.py"], tmp_path).status == 1
     assert noclobber(["run", "other.py"], tmp_path).status == 257 % 256
+
+
+@pytest.mark.parametrize("pure", ["0", "1"])
+def test_a_daemon_runs_operators_until_python_ends(tmp_path: Path, pure: str) -> None:
+    """Libraries of operators that Python registered are gone by then: exit functions run in the reverse order."""
+    text = """
+        import atexit, threading
+        seen, over = threading.Event(), threading.Event()
+        def end():
+            seen.clear()
+            print("still runs" if seen.wait(20) else "")
+            over.set()
+            daemon.join()
+        atexit.register(end)
+        import torch
+        def work():
+            while not over.is_set():
+                (torch.ones(3, requires_grad=True).detach().reshape(3, 1) * 2).add_(1).split(1)
+                seen.set()
+        daemon = threading.Thread(target=work, daemon=True)
+        daemon.start()
+        torch.ones(2, requires_grad=True).exp().sum().backward()
+        """
+    write(tmp_path, {"main.py": text})
+    ended = fresh(["run", "main.py"], tmp_path, env={"NOCLOBBER_PURE": pure})
+    assert ended.stdout == "still runs\n"
+    assert ended.stderr == "noclobber: nothing found in 1 backward call\n"

@@ -29,6 +29,8 @@ _known: set[str] = set()
 _foreign: dict[str, torch.FunctionSchema] = {}
 """The schemas of those that are not PyTorch's own. When a library is gone, another may define the name differently."""
 _libraries: dict[str, Any] = {}
+_passed_over: list[object] = []
+"""Holds that operators without a kernel skip the key."""
 kernels: list[tuple[str, str]] = []
 """The overloads that have a kernel, as ("aten", "add_.Tensor")."""
 _scanned: tuple[int, ...] = ()
@@ -55,12 +57,10 @@ def connect(context: Context, before: Before) -> None:
     them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
     """
     kernel_functions.tell((context, before))
-    if "_" not in _libraries:
+    if not _passed_over:
         with _unwarned():
-            library = registry.library("_")
-            library.fallback(torch.library.fallthrough_kernel, spare_key.KEY_NAME)
+            _passed_over.append(registry.pass_over(spare_key.KEY_NAME))
             spare_key.let_through()
-            _libraries["_"] = library
     for name in tuple(_foreign):
         look_at(name)
     scan()

@@ -18,6 +18,7 @@ _takes_numbers: Callable[[str], bool] = private.lookup("_C._should_allow_numbers
 operator_names: Callable[[], list[str]] = private.lookup("_C._dispatch_get_all_op_names")
 """Returns the full names of all operators that are defined, such as "aten::add_.Tensor"."""
 _schema_of: Callable[[str, str], torch.FunctionSchema] = private.lookup("_C._get_schema")
+_registrations: Callable[..., Any] = private.lookup("_C._dispatch_library")
 _handle_of: Callable[[str, str], _DispatchOperatorHandle] = private.lookup("_C._dispatch_find_schema_or_throw")
 
 
@@ -25,6 +26,17 @@ def library(namespace: str) -> Any:
     """Return a torch.library.Library, which has no types, to register kernels for the operators of a namespace."""
     make: Callable[[str, str], object] = torch.library.Library
     return make(namespace, "IMPL")
+
+
+def pass_over(key: str) -> object:
+    """Let all operators without a kernel of their own skip a key, as long as what is returned is there.
+
+    A torch.library.Library ends before Python does, while a daemon thread may still run operators (torch 2.13;
+    tests/observe/core/test_threads.py).
+    """
+    registered = _registrations("IMPL", "_", "", __file__, 0)
+    registered.fallback(key, torch.library.fallthrough_kernel, False)
+    return registered
 
 
 def takes_numbers(operator: str) -> bool:
