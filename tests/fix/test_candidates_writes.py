@@ -8,6 +8,7 @@ import pytest
 
 from noclobber.mend.cures import candidates
 from noclobber.model.reports.finding import Label
+from noclobber.model.seen.clobber import Clobber
 from tests.fix.mending import PATH, changes, finding, mended, span
 
 
@@ -340,3 +341,15 @@ def test_the_states_that_a_cell_is_given_in_a_tuple_are_cloned_for_it() -> None:
     """
     found = mended("NC102", source, write="h[t + 1]", save="cell(x[t], (h[t], c[t]))")
     assert any("cell(x[t].clone(), (h[t].clone(), c[t].clone()))" in one for one in found)
+
+
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_a_leaf_that_is_written_through_data_stays_a_leaf(is_leaf: bool) -> None:
+    """A new tensor under its name would be in the graph: no later backward fills its `.grad`."""
+    source = "def f(x, w):\n    keep = x @ w\n    w.data -= 0.1 * x\n    return keep @ w\n"
+    told = finding("NC201", source, op="aten::sub_", save="x @ w", write="w.data -= 0.1 * x")
+    assert isinstance(told.event, Clobber)
+    told = told.about(replace(told.event, save=replace(told.event.save, is_leaf=is_leaf)))
+    found = [edit.replacement for one in candidates(told, lambda _: source) for edit in one.edits]
+    assert found
+    assert any(one.startswith("w = ") for one in found) == (not is_leaf)

@@ -304,7 +304,9 @@ def test_what_is_expected_to_fail_stays_so(pytester: pytest.Pytester) -> None:
     def test_wrong():
         wrong()
     """
-    suite(pytester, expected, "--noclobber").assert_outcomes(passed=1, xfailed=2)
+    done = suite(pytester, expected, "--noclobber")
+    done.assert_outcomes(passed=1, xfailed=2)
+    assert done.ret == pytest.ExitCode.OK
 
 
 def test_the_workers_of_xdist_report_too(pytester: pytest.Pytester) -> None:
@@ -618,7 +620,7 @@ def test_a_junit_file_has_the_report_and_a_debugger_does_not_stop(pytester: pyte
     assert "x1B" not in written
 
 
-def test_only_what_is_watched_and_shown_is_counted(pytester: pytest.Pytester) -> None:
+def test_what_pytest_does_not_show_is_listed(pytester: pytest.Pytester) -> None:
     tests = """
     import pytest
 
@@ -640,10 +642,12 @@ def test_only_what_is_watched_and_shown_is_counted(pytester: pytest.Pytester) ->
     """
     done = suite(pytester, tests, "--noclobber")
     done.assert_outcomes(passed=4, skipped=2, xfailed=1)
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.stdout.fnmatch_lines(
         [
+            "NC201 test_net.py:*: error in 2 tests (first test_net.py::test_skips): *",
             "NC208 test_net.py:*: warning in 3 tests (first test_net.py::test_cut_off[[]0[]]): *",
-            "noclobber: watched 5 tests: 1 warning",
+            "noclobber: watched 5 tests: 1 error, 1 warning",
         ]
     )
 

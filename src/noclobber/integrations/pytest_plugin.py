@@ -265,7 +265,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.workeroutput["noclobber"] = about
         return
     summary.take(_OUTSIDE_OF_TESTS, about)
-    if summary.outside_is_wrong and session.exitstatus == pytest.ExitCode.OK:
+    if summary.hides_an_error and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -414,9 +414,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     watched.told += len(found)
     silent = watched.severe(found)
     others = [one for one in found if one not in silent and (one.severity != "error" or _is_silent(one))]
-    if report.skipped or hasattr(report, "wasxfail"):
-        silent = []  # they are not shown
     about = watched.about([*raised, *silent, *others])
+    about["shows"] = not (report.skipped or hasattr(report, "wasxfail"))
+    about["expected"] = hasattr(report, "wasxfail")
     if by_us and report.failed:
         about["fails"] = len(silent)
         call.excinfo = None  # no frame of the test is left in which a debugger could stop
@@ -499,8 +499,8 @@ class _Summary:
         self._unsupported = ""
         self._unseen: dict[str, None] = {}
         self._calls: dict[str, tuple[int, int]] = {}
-        self.outside_is_wrong = False
-        """Whether there was an error outside of tests."""
+        self.hides_an_error = False
+        """Whether there was an error outside of tests, or in one that was skipped then: pytest shows no failure."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -531,8 +531,9 @@ class _Summary:
         self._calls[where] = about["calls"]
         for finding in (built(Finding, one) for one in about["findings"]):
             severe = _is_severe(finding, self._selection)
-            self.outside_is_wrong = self.outside_is_wrong or (outside and severe)
-            if severe and not outside:
+            shows = not outside and about.get("shows", True)
+            self.hides_an_error = self.hides_an_error or (severe and not shows and not about.get("expected"))
+            if severe and shows:
                 self._failing[finding.severity] += 1
             else:
                 place = finding.code, *_place(finding, inside=True)

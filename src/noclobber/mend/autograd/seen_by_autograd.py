@@ -31,7 +31,7 @@ def let_see(scene: Scene) -> Iterator[Change]:
             yield from _out_of_guard(write)
             yield from _functional_call(write)
             yield from _tracked(write, scene, 2)
-        elif scene.is_clobber and scene.is_hidden:
+        elif scene.is_clobber and scene.is_hidden and not scene.is_trained:  # which is to stay a leaf
             yield from _tracked(write, scene, 1)
 
 
