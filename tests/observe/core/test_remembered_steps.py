@@ -81,12 +81,12 @@ def test_steps_and_other_writes_come_in_the_order_they_were_made(installed):
     assert [one.moment for one in recent] == sorted(one.moment for one in recent)
 
 
-def test_a_parameter_without_addresses_is_remembered_too(installed):
+def test_a_sparse_parameter_is_remembered_too(installed):
     sparse = torch.eye(3).to_sparse().requires_grad_()
     plain = torch.zeros(3, requires_grad=True)
     sparse.grad, plain.grad = torch.eye(3).to_sparse(), torch.ones(3)
     optimizer = torch.optim.SGD([sparse, plain], 0.1)
-    expected = now([plain])
+    expected = now([sparse, plain])
     optimizer.step()
     assert written() == expected
 

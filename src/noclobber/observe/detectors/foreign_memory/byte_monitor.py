@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 from weakref import ref
-
-import torch
 
 from noclobber.observe.core.seen.handles import Handle
 from noclobber.observe.core.seen.records import Record
@@ -16,7 +15,7 @@ from noclobber.observe.core.seen.sites import Place
 from noclobber.observe.torch_api.autograd import engine_state, graph
 from noclobber.observe.torch_api.dispatch import modes
 from noclobber.observe.torch_api.tensors import storages
-from noclobber.observe.witness.digests import Digest, fingerprint
+from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import geometry, may_touch
 
 SHARE = 0.2
@@ -25,6 +24,8 @@ SAVED_UP = 0.25
 """Unused seconds of comparing that may be kept for later."""
 AT_FIRST = 0.05
 """Seconds of comparing that are available at the start."""
+_MOST_DEAR = 16
+"""How many stretches in a row may take longer than there is time for: no more are looked at after a line."""
 _BYTES_A_SECOND = 5e9
 """The guessed speed of a comparison, until the first one has been timed."""
 
@@ -108,10 +109,10 @@ class ByteMonitor:
     def __init__(self, is_out: Callable[[int], bool]) -> None:
         self._is_out = is_out
         self._known: dict[Name, Stretch] = {}
-        self._watched: dict[Name, Stretch] = {}
+        self._watched: OrderedDict[Name, Stretch] = OrderedDict()
+        """The one that waits longest for its turn is the first."""
         self._rounds = 1
         self._credit = AT_FIRST
-        self._least = 0.0
         self._counted = perf_counter()
 
     def __bool__(self) -> bool:
@@ -138,20 +139,29 @@ class ByteMonitor:
             stretch.compared, stretch.whole = self._rounds, here
         stretch.add(handle)
         self._watched[name] = stretch
-        self._least = min(self._least, stretch.cost)
         return True
 
     def passed(self, place: Place | None) -> bool:
-        """Compare the stretches after the line at `place` has run. Return False once nothing is left to compare."""
+        """Compare stretches after the line at `place` has run, in turn, as many as there is time for. Return False once
+        nothing is left to compare."""
         self._earn()
         self._rounds += 1
-        if self._credit < self._least:
-            return True
+        begin = now = self._counted
+        dear, until = 0, begin + self._credit
         with modes.plain():
-            for name, stretch in self._watched.copy().items():
-                if stretch.cost <= self._credit and not self._compare(stretch, place):
-                    self._watched.pop(name, None)
-        self._least = min((stretch.cost for stretch in list(self._watched.values())), default=0.0)
+            for _ in range(len(self._watched)):
+                if now >= until or dear == _MOST_DEAR or not self._watched:
+                    break
+                name, stretch = self._watched.popitem(last=False)
+                if stretch.cost > until - now:
+                    self._watched[name] = stretch
+                    dear += 1
+                    continue
+                if self._compare(stretch, place):
+                    self._watched[name] = stretch
+                before, now = now, perf_counter()
+                stretch.cost = now - before
+        self._credit -= now - begin
         return bool(self._watched)
 
     def change(self, handle: Handle, here: Place | None) -> ChangedBytes | None:
@@ -169,19 +179,12 @@ class ByteMonitor:
         self._watched.pop(_name(handle), None)
 
     def forget(self) -> None:
-        self._known, self._watched = {}, {}
+        self._known, self._watched = {}, OrderedDict()
 
     def _earn(self) -> None:
         now = perf_counter()
         self._credit = min(SAVED_UP, self._credit + SHARE * (now - self._counted))
         self._counted = now
-
-    def _spend(self, stretch: Stretch, alias: torch.Tensor) -> Digest:
-        begin = perf_counter()
-        digest = fingerprint(alias)
-        stretch.cost = perf_counter() - begin
-        self._credit -= stretch.cost
-        return digest
 
     def _now(self, stretch: Stretch, handle: Handle) -> int | None:
         """Return the fingerprint as it is now; None if taking it costs too much, or if the bytes cannot be read."""
@@ -189,15 +192,15 @@ class ByteMonitor:
         if stretch.cost > self._credit:
             return None
         with modes.plain():
-            digest = self._spend(stretch, handle.alias)
+            digest = fingerprint(handle.alias)
+        stretch.cost = perf_counter() - self._counted
+        self._credit -= stretch.cost
         return digest if isinstance(digest, int) else None
 
     def _compare(self, stretch: Stretch, place: Place | None) -> bool:
         handle = stretch.handle()
-        if handle is None:
-            return False
-        digest = self._spend(stretch, handle.alias)
-        if not isinstance(digest, int):
+        digest = None if handle is None else fingerprint(handle.alias)
+        if handle is None or not isinstance(digest, int):
             return False
         if digest != stretch.digest:
             before = None if stretch.compared == self._rounds - 1 else stretch.whole

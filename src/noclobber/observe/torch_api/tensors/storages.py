@@ -111,7 +111,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _VALUES: dict[torch.layout, Callable[[torch.Tensor], torch.Tensor]] = {
-    torch.sparse_coo: torch.Tensor._values,
+    torch.sparse_coo: private.lookup("_C.TensorBase._values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc), torch.Tensor.values),
 }
 
