@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 import sys
 import zipfile
 from pathlib import Path
@@ -28,6 +29,7 @@ ALL = "print(sorted(globals().items(), key=str))\n" + WHERE + "print(vars(sys.mo
         ["folder", "1"],
         ["folder/", "1"],
         ["packed.zip"],
+        ["compiled.pyc", "a"],
         ["-", "a", "-c"],
     ],
     ids=" ".join,
@@ -38,6 +40,7 @@ def test_same_surroundings(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "link.py").symlink_to("pkg/inner.py")
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
         packed.writestr("__main__.py", ALL)
+    py_compile.compile(str(tmp_path / "main.py"), str(tmp_path / "compiled.pyc"))
     assert assert_same(tmp_path, words, stdin=ALL).stdout
 
 

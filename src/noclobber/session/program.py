@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.machinery import BuiltinImporter, SourceFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
@@ -89,8 +89,11 @@ def load(words: Sequence[str], read: Callable[[str], bytes | None] = lambda path
                 source = file.read()
     except OSError as error:
         raise NotAProgram(f"cannot open `{first}`: {error.strerror}") from None
-    names = {"__loader__": SourceFileLoader("__main__", path), "__file__": path, "__cached__": None}
-    folder = os.path.dirname(os.path.realpath(path))
+    folder, loader = os.path.dirname(os.path.realpath(path)), SourceFileLoader("__main__", path)
+    names = {"__loader__": loader, "__file__": path, "__cached__": None}
+    if first.endswith(".pyc") or source.startswith(importlib.util.MAGIC_NUMBER):
+        compiled = SourcelessFileLoader("__main__", path)
+        return Program([first, *rest], folder, _unpacked(compiled, first), names=names | {"__loader__": compiled})
     return Program([first, *rest], folder, _compiled(source, path, first), names=names)
 
 
@@ -151,6 +154,16 @@ def _compiled(source: bytes, filename: str, shown: str) -> CodeType:
     if filename.startswith("<"):
         claim_for_user(filename)
         give_source(filename, text)
+    return code
+
+
+def _unpacked(loader: SourcelessFileLoader, shown: str) -> CodeType:
+    """The code of a compiled file, a .pyc."""
+    try:
+        code = loader.get_code("__main__")
+    except (ImportError, EOFError, ValueError, TypeError) as error:
+        raise NotAProgram(f"`{shown}` is not a compiled program: {error}") from None
+    assert code is not None  # a loader of one file has no other
     return code
 
 

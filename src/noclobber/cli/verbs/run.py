@@ -102,6 +102,8 @@ def carry_out(options: argparse.Namespace, words: list[str], at_end: contextlib.
         status = run.status if run.in_child else end.reported()
     except NotAProgram as reason:
         status = end_as_python(words, reason)
+        if status == 0:  # Python has made a program of it
+            put(f"noclobber: nothing was watched: {reason}\n", run.stderr)
         if close := file_like(words[0]):
             put(f"noclobber: {close.removeprefix('; ')}\n", run.stderr)
         return status
