@@ -7,6 +7,7 @@ would reach all that goes on with the old one.
 from __future__ import annotations
 
 import ast
+import re
 
 from noclobber.mend.autograd.leaves import is_guarded
 from noclobber.mend.scene import hides, is_of_constants, puts_back
@@ -95,7 +96,7 @@ class _Words:
             cure = Cure.CLONE_FOR_READER if write.via not in _ASIDE else Cure.LATER
             return (Suggestion(aside, cure=cure),)
         is_trained = self.kind == "parameter" or (save is not None and save.is_leaf)
-        if is_trained or (write.via != "data" and ".grad" in self.statement):
+        if is_trained or (write.via != "data" and self.takes_gradient):
             return self._of_weights()
         if write.via == "data" and not (save is not None and save.is_constant):
             words = "write out of place: autograd does not see a write through `.data`, but backward still reads the "
@@ -104,6 +105,11 @@ class _Words:
             words = "write out of place, and detach what is written: through `.data` no gradient flows into it"
             return (Suggestion(words, cure=Cure.OUT_OF_PLACE),)
         return self._of_buffer() if self.kind == "buffer" else (self._of_activation(),)
+
+    @property
+    def takes_gradient(self) -> bool:
+        """Whether the text reads a `.grad`; `autograd.grad` is a call."""
+        return re.search(r"(?<!autograd)\.grad\b", self.statement) is not None
 
     def _source(self, *kinds: type[ast.expr]) -> str:
         """The text of what is written, without `.data`, if it is of one of the kinds."""
@@ -150,12 +156,12 @@ class _Words:
     def _of_weights(self) -> tuple[Suggestion, ...]:
         if is_average(self.text.statement):
             return _AVERAGE
-        is_weight = self.kind == "parameter" or ".grad" in self.statement
+        is_weight = self.kind == "parameter" or self.takes_gradient
         what, them = ("the weights", "them") if is_weight else ("this leaf", "it")
         later, again = f"after the last backward that needs {them}", "or run the forward again after it"
         if self.write.via == "data":
             words = f"change {what} {later}, under `torch.no_grad()`, not through `.data`"
-        elif ".grad" in self.statement or self.op in ("sub_", "_foreach_sub_"):
+        elif self.takes_gradient or self.op in ("sub_", "_foreach_sub_"):
             words = f"update {what} {later}, {again}, or detach what does not need it"
         else:
             words = f"{'clip' if 'clamp' in self.op else 'change'} {what} {later}, {again}"

@@ -181,6 +181,40 @@ def test_what_a_hook_kept_after_the_write(container, way):
     assert warned(lambda: attribution(container, "act", **way)) == []
 
 
+def by_retain_grad(h, rest):
+    h.retain_grad()
+    rest(h).sum().backward()
+    return h.grad
+
+
+def by_inputs(h, rest):
+    rest(h).sum().backward(inputs=[h])
+    return h.grad
+
+
+def by_grad(h, rest):
+    return torch.autograd.grad(rest(h).sum(), h)[0]
+
+
+@pytest.mark.parametrize("ask", [by_retain_grad, by_inputs, by_grad])
+def test_each_way_to_ask_for_a_gradient(ask):
+    def program(inplace=True):
+        net = Block(inplace)
+        return ask(net.norm(net.lin(X)), nn.Sequential(net.act, net.out))
+
+    assert not torch.equal(program(), program(inplace=False))
+    assert warned(program) == ["NC209"]
+    assert warned(lambda: program(inplace=False)) == []
+
+
+def test_a_hook_that_retains_what_the_next_module_overwrites():
+    net = Block()
+    net.norm.register_forward_hook(
+        lambda module, inputs, output: setattr(module, "kept", output) or output.retain_grad()
+    )
+    assert warned(lambda: net(X).sum().backward()) == ["NC209"]
+
+
 @pytest.mark.parametrize("act", [nn.ELU, nn.SiLU, nn.Hardtanh, functools.partial(nn.LeakyReLU, 0.2)])
 def test_other_activations(act):
     assert warned(lambda: attribution(into_list, "norm", act=act)) == ["NC209"]
@@ -304,6 +338,14 @@ def retained():
     net(X).sum().backward()
 
 
+def retained_after_the_write():
+    net = Block()
+    h = net.norm(net.lin(X))
+    net.act(h)
+    h.retain_grad()
+    net.out(h).sum().backward()
+
+
 def without_gradients():
     net, kept = Block(), []
     net.norm.register_forward_hook(lambda module, inputs, output: kept.append(output))
@@ -340,8 +382,8 @@ def the_new_value_by_name():
 @pytest.mark.parametrize(
     "program",
     [
-        kept_as_copies, kept_nothing, replaced_by_a_clone, retained, without_gradients, of_an_earlier_pass, added_to,
-        the_new_value_by_name,
+        kept_as_copies, kept_nothing, replaced_by_a_clone, retained, retained_after_the_write, without_gradients,
+        of_an_earlier_pass, added_to, the_new_value_by_name,
     ],
 )  # fmt: skip
 def test_what_is_right(program):

@@ -78,7 +78,7 @@ class BackwardCalls(Watchers[End, Backward]):
     def __init__(self) -> None:
         super().__init__(None, None)
         self.special: Watchers[End, Backward] = Watchers(None, None)
-        """The watchers of the calls of `torch.autograd.grad`, and of those with `create_graph`."""
+        """The watchers of the calls that name what they want the gradients of, and of those with `create_graph`."""
         self.with_python: Watchers[End, Backward] = Watchers(None, None)
         """Those that are told once in each call, before any Python code runs in it."""
         self._ends: list[tuple[Way, Ended]] = []
@@ -91,7 +91,7 @@ class BackwardCalls(Watchers[End, Backward]):
     def begins(self, call: Backward) -> None:
         """Tell the watchers that a call begins. What to call at its end goes into `call.ends`."""
         call.ends += self.begin(call)
-        if call.call == "grad" or call.create_graph:
+        if call.inputs or call.create_graph:
             call.ends += self.special.begin(call)
 
     def python_begins(self, call: Backward) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -51,19 +51,21 @@ class _Held(NamedTuple):
 
 
 def arm(context: Context, way: Way) -> None:
-    """Check the inputs that each call of `torch.autograd.grad` asks gradients for, until the recorder disarms."""
+    """Check what each backward call is asked gradients for, by its inputs or by `retain_grad()`, until the recorder
+    disarms."""
     asked = context.state(AskedInputs)
     asked.arm(way)
 
-    def begin(backward: Backward) -> End | None:
+    def begin(backward: Backward, inputs: Sequence[Any]) -> End | None:
         found = []
-        for tensor in dict.fromkeys(backward.inputs) if backward.call == "grad" else ():
-            if (noted := asked.write_to(tensor, backward.inputs)) is not None:
+        for tensor in dict.fromkeys(inputs):
+            if (noted := asked.write_to(tensor, inputs)) is not None:
                 about = clobbers.tensor_of(tensor)
                 found.append(Overwritten(about, write_of(noted, about), read_of(backward)))
         return context.bus.at_end(found)
 
-    context.calls.special.watch(way, begin)
+    context.calls.special.watch(way, lambda backward: begin(backward, backward.inputs))
+    context.calls.watch(way, lambda backward: begin(backward, asked.overwritten_since()), among=asked.retained)
 
 
 _hooked: dict[int, ref[torch.nn.Module]] = {}
@@ -83,6 +85,8 @@ class AskedInputs:
         """`_misses` is True if the program has hooks from before noclobber watched."""
         self._until = 0
         """The number of the newest node that an in-place operator made while the program had forward hooks."""
+        self.retained: deque[tuple[tensor_state.Weak[torch.Tensor], int]] = deque(maxlen=_MOST)
+        """The tensors of which the program has called `retain_grad()`, each with the number of its node by then."""
         self._unheld: dict[int, int] = {}
         """How many references a written tensor had that no hook held, by the calls that led to the write. With as many
         the same calls write a tensor that no hook holds, and hooks need not be searched again."""
@@ -94,6 +98,7 @@ class AskedInputs:
             way.after(torch.nn.Module, name, self._registered)
         for name in ("register_module_forward_hook", "register_module_forward_pre_hook"):
             way.after(modules, name, self._registered)
+        way.after(torch.Tensor, "retain_grad", self._retains)
         way.at_end(self._rest)
         self._look_at_writes(self._misses or bool(_hooked or _of_all_modules()))
 
@@ -133,6 +138,22 @@ class AskedInputs:
             if all(held.tensor() is not one for held in self._held):
                 noted = record(written, tensor, key, place_of(frame), self._context.thread)
                 self._held.append(_Held(tensor_state.Weak(one), sum(each is one for each in holding), noted))
+
+    def _retains(self, _: object, tensor: torch.Tensor) -> None:
+        if (made := graph.maker_of(tensor)) is not None:
+            self.retained.append((tensor_state.Weak(tensor), made._sequence_nr()))
+
+    def overwritten_since(self) -> list[torch.Tensor]:
+        """Return the tensors that another node has made since `retain_grad()`. PyTorch then keeps the gradient of the
+        new value (torch 2.13; tests/observe/detectors/test_hook_kept.py)."""
+        found = []
+        for entry in list(self.retained):
+            tensor, number = entry[0](), entry[1]
+            if tensor is None:
+                self.retained.remove(entry)
+            elif (made := graph.made_or_base_of(tensor)) is not None and made._sequence_nr() != number:
+                found.append(tensor)
+        return found
 
     def write_to(self, tensor: object, inputs: Sequence[object]) -> Record | None:
         """Return the write after which a gradient with respect to a tensor is not what the program asks for.

@@ -2,8 +2,8 @@
 
 What happens
     A forward hook or a variable keeps a tensor, to ask for its gradient later (saliency, attribution, a penalty).
-    The next operation, most often a ReLU, overwrites the tensor in place. `torch.autograd.grad` then gives the
-    gradient with respect to the new value, and nothing is raised.
+    The next operation, most often a ReLU, overwrites the tensor in place. `torch.autograd.grad`, `retain_grad()` and
+    `backward(inputs=...)` then give the gradient with respect to the new value, and nothing is raised.
 
 Why
     After an in-place write, the tensor stands for its new value in the graph. No tensor stands for the old value
