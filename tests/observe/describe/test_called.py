@@ -11,6 +11,7 @@ import noclobber
 from noclobber.model.reports.report import Report
 from noclobber.model.seen.events import MOST_CALLS
 from noclobber.render import window
+from tests.observe.hearing import is_marked
 
 pytestmark = pytest.mark.usefixtures("looks_anew")
 
@@ -164,3 +165,24 @@ def test_two_calls_of_an_update_are_told_apart_from_two_turns_of_a_loop():
         assert f"the call on line {line - 2} steps, that on line {line} goes backward" in told
         assert "loop" not in told
         assert "earlier iteration" not in told
+
+
+class Batch:
+    def normalise(self):
+        with torch.no_grad():
+            self.a.sub_(1)  # shown
+            self.a.div_(2)
+
+
+def written_twice():
+    batch, w = Batch(), torch.ones(3, requires_grad=True)
+    batch.a = 3 - w
+    loss = batch.a.pow(2)
+    batch.normalise()
+    return loss
+
+
+def test_the_calls_lead_to_the_line_that_is_shown():
+    finding = found(written_twice)
+    assert finding.calls[-1].line == finding.primary.span.line
+    assert is_marked(finding.calls[-1], "shown")

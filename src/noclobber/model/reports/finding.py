@@ -187,8 +187,12 @@ class Finding:
 
     @property
     def calls(self) -> tuple[Site, ...]:
-        """The calls from the program's first line to the one that wrote, as in `Write`."""
-        return next((one.calls for one in reversed(self._scenes) if one.calls), ())
+        """The calls from the program's first line to the one that wrote, as in `Write`: to the line that is shown, if
+        they are known."""
+        shown = self.primary.span if self.primary is not None else None
+        known = [one for one in reversed(self._scenes) if one.calls]
+        blamed = [one for one in known if one.site is not None and one.site.span() == shown]
+        return next((one.calls for one in blamed + known), ())
 
     def about(self, event: Event) -> Finding:
         """Return the finding with what it is about."""

@@ -47,8 +47,11 @@ Notes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from noclobber.model.reports.finding import Finding
 from noclobber.model.seen.clobber import Clobber
+from noclobber.model.seen.events import Write
 from noclobber.model.seen.silent import Event
 from noclobber.rules.shared.causes import COUNTED, cause, is_step, overlapping
 from noclobber.rules.shared.keeps import reason
@@ -72,7 +75,7 @@ def find(event: Event) -> Finding | None:
         f"silent in-place write to a {kind} that {who} {where}",
         event,
         writes,
-        notes=[_silenced(event), reason(event.save)],
+        notes=[_silenced(event, writes), reason(event.save)],
         helps=helps,
         beside=known("save", applied, f"{node_in_words(event.save.node)} is applied here"),
     )
@@ -85,7 +88,7 @@ _WHERE = {
 }
 
 
-def _silenced(clobber: Clobber) -> str:
+def _silenced(clobber: Clobber, writes: Sequence[Write]) -> str:
     if clobber.save.unchecked == "packed":
         return "PyTorch does not check what a pack hook returns"
     if clobber.save.unchecked == "ctx":
@@ -93,4 +96,6 @@ def _silenced(clobber: Clobber) -> str:
             f"PyTorch checks only what `ctx.save_for_backward` keeps, and not `{clobber.save.field}`, so it raises "
             "nothing"
         )
-    return "saved-tensor hooks switch PyTorch's version check off; without them this program raises"
+    off = "saved-tensor hooks switch PyTorch's version check off"
+    # Without them a region would not run again.
+    return off if writes and writes[0].again else f"{off}; without them this program raises"
