@@ -185,6 +185,15 @@ def in_dict():
     )
 
 
+def in_item():
+    table = {"gain": 2}
+
+    def change():
+        table["gain"] = 3  # changed
+
+    return made_by(lambda x: (x * table["gain"]).exp(), change)
+
+
 def in_closure():
     gain = 2
 
@@ -231,7 +240,11 @@ def counted():
 
 def evaluated():
     net = Evaluated()
-    return made_by(net, net.eval)
+
+    def change():
+        net.eval()  # changed
+
+    return made_by(net, change)
 
 
 PROGRAMS = {
@@ -243,6 +256,7 @@ PROGRAMS = {
     "self.place": (lambda: made_by(restarted()), "0", "1"),
     "tallies": (in_list, "0 long", "1 long"),
     "args[0]['gain']": (in_dict, "2", "3"),
+    "table['gain']": (in_item, "2", "3"),
     "gain": (in_closure, "2", "3"),
     "settings.gain": (in_argument, "2.0", "3.0"),
     "config.gain_of_it": (in_namespace, "2", "3"),
@@ -261,6 +275,8 @@ LINES = (
     "centre",
     "self.turns",
     "self.place",
+    "table['gain']",
+    "training",
     "gain",
     "settings.gain",
     "config.gain_of_it",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from noclobber.model.seen.silent import Moved
 from noclobber.model.source import Span, source_text
-from noclobber.syntax.names import attributes, dotted, uses_in, value_given
+from noclobber.syntax.names import attributes, called, calls, dotted, last_name, uses_in, value_given, values
 from noclobber.syntax.tree import FUNCTION, File, file_at, walk
 
 _MAKES = ("__init__", "__new__", "__post_init__", "__set__", "setup")
@@ -37,9 +37,13 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
     One that sets another number than there is now has been followed by a statement that counts. One that sets just what
     there is now stands for those that set what cannot be read.
     """
-    if not moved.attribute or moved.replaced:
+    if moved.replaced:
         return None
     found: list[Span | None] = []
+    if not moved.attribute or moved.attribute == _SWITCHED:
+        nodes = _switches(moved, sources) if moved.attribute else _fills(moved, sources)
+        found += [file.span(file.statement(node) or node) for file, node in nodes]
+        return found[0] if len(found) == 1 else None
     is_argument = not moved.rebound and _is_argument(moved, sources)
     for file in _files(moved, sources):
         rows = [] if moved.rebound else _resized(file, moved, is_argument=is_argument)
@@ -55,6 +59,30 @@ def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
             found += [None for call in walk(file.tree, ast.Call) if _sets_by_name(call, moved)]
         found += [file.span(file.statement(node) or node) for node in rows]
     return found[0] if len(found) == 1 else None
+
+
+_SWITCHED = "training"
+
+
+def _switches(moved: Moved, sources: Sequence[str]) -> Iterator[tuple[File, ast.expr]]:
+    """Yield where a module gets the mode that it has now: `net.eval()`, `net.train()`, `net.train(False)`."""
+    for file in filter(None, map(file_at, sources)):
+        for call in calls(file.tree, "train", "eval"):
+            modes = [one.value for one in values(call) if isinstance(one, ast.Constant)] or [called(call) == "train"]
+            if isinstance(call.func, ast.Attribute) and repr(modes[0]) == moved.now:
+                yield file, call
+
+
+def _fills(moved: Moved, sources: Sequence[str]) -> Iterator[tuple[File, ast.expr]]:
+    """Yield where an item of a list or dict is set: `shared["scale"] = 2.0` for "shared['scale']"."""
+    owner, _, key = moved.name.removesuffix("]").rpartition("[")
+    last = re.split(r"\W", owner)[-1]
+    naming = (path for path in sources if last and last in source_text(path))
+    for file in filter(None, map(file_at, naming)):
+        for item in walk(file.tree, ast.Subscript):
+            is_stored = isinstance(item.ctx, ast.Store) and ast.unparse(item.slice) == key
+            if is_stored and last_name(item.value) == last and not _is_in_making(file, item):
+                yield file, item
 
 
 _LONGER = ("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault")
@@ -126,8 +154,11 @@ def _is_self(node: ast.AST) -> bool:
 
 def _makes(file: File, node: ast.AST, moved: Moved) -> bool:
     """Return True if an assignment gives an attribute its first value."""
-    function = file.nearest(node, *FUNCTION)
-    return not moved.is_variable and _is_self(node) and getattr(function, "name", "") in _MAKES
+    return not moved.is_variable and _is_self(node) and _is_in_making(file, node)
+
+
+def _is_in_making(file: File, node: ast.AST) -> bool:
+    return getattr(file.nearest(node, *FUNCTION), "name", "") in _MAKES
 
 
 def _of_another(file: File, node: ast.AST, moved: Moved) -> bool:
