@@ -158,6 +158,18 @@ def test_a_torch_that_is_not_pytorch(tmp_path: Path) -> None:
     assert ended.status == 0
 
 
+def test_a_torch_that_a_daemon_still_imports(tmp_path: Path) -> None:
+    text = """
+        import sys, threading
+        threading.Thread(target=__import__, args=("torch",), daemon=True).start()
+        while "torch" not in sys.modules:
+            pass
+        """
+    write(tmp_path, {"main.py": text, "torch.py": "import time\ntime.sleep(60)"})
+    ended = fresh(["run", "main.py"], tmp_path)
+    assert ended.stderr == "noclobber: nothing was watched: the program ended while it imported torch\n"
+
+
 def test_devices_and_links_are_written_through(tmp_path: Path) -> None:
     write(tmp_path, {"main.py": "", "kept.json": "old"})
     (tmp_path / "link.json").symlink_to("kept.json")

@@ -172,6 +172,8 @@ class Run:
         if torch is None and not counted:
             return "nothing to watch: torch was never imported"
         if torch is not None and not is_pytorch():
+            if getattr(torch.__spec__, "_initializing", False):  # by a daemon thread
+                return "nothing was watched: the program ended while it imported torch"
             return f"nothing to watch: `torch` is {getattr(torch, '__file__', None)}, not PyTorch"
         return "" if counted else "nothing was watched"
 
