@@ -81,10 +81,15 @@ class GradientWrite:
 @dataclass(frozen=True, slots=True)
 class SharedGradient:
     """`torch.autograd.grad` returned several gradients in one memory, and one statement wrote to it more than once, as
-    if each were alone there. `read` is the call that returned them."""
+    if each were alone there. `read` is the call that returned them.
+
+    `first`: it has written once by now. Then it is wrong only where another of these gradients, by their place in what
+    was returned, is read later.
+    """
 
     write: Write
     read: Read
+    first: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

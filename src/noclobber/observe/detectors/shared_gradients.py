@@ -20,7 +20,7 @@ from noclobber.observe.core.seen.sites import Place, place_of
 from noclobber.observe.core.seen.written import Written
 from noclobber.observe.describe import clobbers
 from noclobber.observe.torch_api.dispatch import modes
-from noclobber.observe.torch_api.tensors import storages, tensor_state
+from noclobber.observe.torch_api.tensors import storages
 from noclobber.observe.witness.digests import fingerprint
 from noclobber.observe.witness.layout import Geometry, geometry, touch
 from noclobber.observe.witness.witness import Witness
@@ -29,6 +29,8 @@ _MOST = 64
 """Memories that are known at a time."""
 _SETTING = tuple(f"aten::_foreach_{name}_" for name in ("zero", "clamp_min", "clamp_max", "minimum", "maximum"))
 """Operators for lists of tensors that leave the same when they run twice."""
+_COMPUTING = tuple(f"aten::{name}_" for name in ("mul", "div", "add", "sub", "neg", "pow"))
+"""Operators that leave something else when they run twice: each of several gradients wants its own run of them."""
 _ROUNDING = 1e-4
 
 
@@ -38,6 +40,8 @@ class _Shared:
 
     handed: Witness
     read: Read
+    places: tuple[int, ...]
+    """Which of the gradients that the call returned lie there."""
     written: set[tuple[Place | None, str, Geometry]] = field(default_factory=set)
 
 
@@ -53,26 +57,29 @@ class SharedGradients:
     def __init__(self, context: Context, way: Way) -> None:
         self._context, self._way, self._looking = context, way, way.entry(self._look)
         self._shared: dict[int, _Shared] = {}
+        self._looked_at: set[Place | None] = set()
+        """Where a first write was, and the source has been asked what is read later."""
 
     def begin(self, call: Backward) -> End:
         """Return what to call when the call has ended."""
         return partial(self._ended, call)
 
     def _ended(self, call: Backward, result: object, _: BaseException | None) -> None:
-        by_key: dict[int, list[torch.Tensor]] = {}
-        for one in tensor_state.tensors_in(result):
-            if one.layout is torch.strided and (key := storages.storage_key(one)) is not None:
-                by_key.setdefault(key, []).append(one)
+        by_key: dict[int, dict[int, torch.Tensor]] = {}
+        for place, one in enumerate(result if isinstance(result, tuple) else ()):
+            is_strided = isinstance(one, torch.Tensor) and one.layout is torch.strided
+            if is_strided and (key := storages.storage_key(one)) is not None:
+                by_key.setdefault(key, {})[place] = one
         for key, some in by_key.items():
-            if any(touch(geometry(one), geometry(other)) for one, other in combinations(some, 2)):
-                self._expect(key, some[0], clobbers.read_of(call))
+            if any(touch(geometry(one), geometry(other)) for one, other in combinations(some.values(), 2)):
+                self._expect(key, next(iter(some.values())), clobbers.read_of(call), tuple(some))
 
-    def _expect(self, key: int, tensor: torch.Tensor, read: Read) -> None:
+    def _expect(self, key: int, tensor: torch.Tensor, read: Read, places: tuple[int, ...]) -> None:
         for one, shared in list(self._shared.items()):  # other threads change it too
             if shared.handed.storage.expired():
                 self._forget(one)
         if key not in self._shared and len(self._shared) < _MOST:
-            self._shared[key] = _Shared(Witness(key, tensor, fingerprint(tensor), geometry(tensor)), read)
+            self._shared[key] = _Shared(Witness(key, tensor, fingerprint(tensor), geometry(tensor)), read, places)
             self._context.attend(self._looking, [key])
 
     def _forget(self, key: int) -> None:
@@ -85,23 +92,34 @@ class SharedGradients:
             return None
         place = place_of(frame)
         this = (place, written.op, geometry(tensor))
-        if this not in shared.written:
-            shared.written.add(this)
-            return None
-        if written.op in _SETTING:
+        first = () if this in shared.written else shared.places
+        shared.written.add(this)
+        if first:
+            if written.op not in _COMPUTING or place in self._looked_at:
+                return None
+            self._looked_at.add(place)
+        elif written.op in _SETTING:
             return None
         noted = record(written, tensor, key, place, self._context.thread)
         now = shared.handed.now()
         with modes.aside():
             old = None if now is None or shared.handed.digest is None else now.clone()
-        return self._way.entry(partial(self._wrote, shared, noted, old, clobbers.later_of(tensor)))
+        return self._way.entry(partial(self._wrote, shared, noted, old, clobbers.later_of(tensor), first))
 
-    def _wrote(self, shared: _Shared, noted: Record, old: torch.Tensor | None, described: Callable[[], Tensor]) -> None:
-        """Report a second write that has changed the numbers by more than rounding: not one by a factor of one."""
+    def _wrote(
+        self,
+        shared: _Shared,
+        noted: Record,
+        old: torch.Tensor | None,
+        described: Callable[[], Tensor],
+        first: tuple[int, ...],
+    ) -> None:
+        """Report a write that has changed the numbers by more than rounding: not one by a factor of one."""
         now = shared.handed.now()
         with modes.aside():
             if now is None or (old is not None and torch.allclose(now, old, _ROUNDING, equal_nan=True)):
                 return
         if self._shared.get(noted.key) is shared:
-            self._forget(noted.key)
-            self._context.bus.notice(SharedGradient(clobbers.write_of(noted, described()), shared.read))
+            if not first:
+                self._forget(noted.key)
+            self._context.bus.notice(SharedGradient(clobbers.write_of(noted, described()), shared.read, first))

@@ -42,6 +42,7 @@ Notes
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 
 from noclobber.model.reports.finding import Cure, Finding, Suggestion
@@ -61,8 +62,8 @@ from noclobber.rules.shared.labels import (
     writer_in_words,
 )
 from noclobber.rules.shared.story import story
-from noclobber.syntax.names import names_in
-from noclobber.syntax.tree import COMPREHENSION, FOR, place_of
+from noclobber.syntax.names import dotted, is_read_below, is_stored, names_in, root_of
+from noclobber.syntax.tree import COMPREHENSION, FOR, place_of, within
 from noclobber.syntax.writes import write_at
 
 _PASSED_ON = "autograd passes one gradient tensor to several parts of the graph, such as both inputs of an addition"
@@ -70,6 +71,7 @@ _PASSED_ON = "autograd passes one gradient tensor to several parts of the graph,
 _NOT_COPIED = (
     "autograd does not copy what a backward returns: it becomes the `.grad` of a leaf, or what the next node gets"
 )
+_FOR_EACH = "overwrites that memory once for each gradient"
 _SILENT = "PyTorch compares no versions of gradients, so it raises nothing"
 
 
@@ -78,7 +80,8 @@ def find(event: Event) -> Finding | None:
     if isinstance(event, GradientWrite):
         return _gradient(event)
     if isinstance(event, SharedGradient):
-        return _shared(event) if _is_for_each(event.write) else None
+        is_told = _spoils_another(event) if event.first else _is_for_each(event.write)
+        return _shared(event) if is_told else None
     if not isinstance(event, Clobber) or cause(event) != "backward":
         return None
     notes = ["the write ran in backward and changed no version that PyTorch compares, so PyTorch raises nothing"]
@@ -135,15 +138,31 @@ def _is_for_each(write: Write) -> bool:
     return target is not None and any(names_in(target) & names_in(one.target) for one in turns)
 
 
+def _spoils_another(event: SharedGradient) -> bool:
+    """Return True if `ga, gb = torch.autograd.grad(...)` gives names to gradients in one memory, one is written, and
+    another is read below, having got no other value."""
+    made, written = place_of(event.read.site), place_of(event.write.site)
+    row = made.row if made is not None else None
+    names = row.targets[0].elts if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Tuple) else []
+    if made is None or written is None or made.file.scope(made.row) is not written.file.scope(written.row):
+        return False
+    file, scope, target = made.file, made.file.scope(made.row), root_of(write_at(written).target)
+    shared = [one.id for place, one in enumerate(names) if place in event.first and isinstance(one, ast.Name)]
+    stored = [one.id for one in within(scope, ast.Name) if is_stored(file, one)]
+    others = [one for one in shared if one != dotted(target) and stored.count(one) == 1]
+    return dotted(target) in shared and any(is_read_below(file, one, written.row) for one in others)
+
+
 def _shared(event: SharedGradient) -> Finding:
     write, site = replace(event.write, version_before=None), line_to_show(event.write)
     labels = [
         *known("create", event.read.site, "gradients that share memory are returned here"),
-        *write_label(write, verb="overwrites that memory once for each gradient"),
+        *write_label(write, verb="overwrites that memory" if event.first else _FOR_EACH),
         *inside_label(site, f"{writer_in_words(write)} runs here"),
     ]
+    headline = "one statement writes several times into gradients that share memory"
     return account(
-        "one statement writes several times into gradients that share memory",
+        "a write to one gradient changes another one, which shares its memory" if event.first else headline,
         labels,
         notes=[f"{_PASSED_ON}; `torch.autograd.grad` returns it for each of them", _SILENT],
         helps=[
