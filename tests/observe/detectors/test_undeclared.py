@@ -271,6 +271,25 @@ def test_an_operator_that_writes_what_was_saved(call, name):
     assert clobber.message is None
 
 
+def _halve(x: torch.Tensor) -> torch.Tensor:
+    x /= 2
+    return x + 1
+
+
+def test_an_operator_with_a_backward_that_writes_its_input():
+    """PyTorch makes a Function of it, which nobody knows by its name."""
+    halve = operator("halve_it", _halve)
+    halve.register_autograd(lambda ctx, gradient: gradient / 2)
+
+    def program():
+        h = torch.ones(3, requires_grad=True) * 1
+        (halve(h) + h).sum().backward()
+
+    heard, _ = hear(program)
+    (event,) = heard.events
+    assert (event.function, event.is_operator) == ("nc_test::halve_it", True)
+
+
 def test_an_operator_that_tells_the_truth():
     def program():
         x, w = torch.ones(3, requires_grad=True), torch.ones(3)

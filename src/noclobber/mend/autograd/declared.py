@@ -1,4 +1,5 @@
-"""Custom Functions: declare the write by `mark_dirty`.
+"""Custom Functions: declare the write by `mark_dirty`. They, and operators of the program's own, may write to a new
+tensor instead.
 
 Sound where `forward` gives back the input that it writes, and nothing else, and saves it only below the write: autograd
 then goes on with it as it is in place everywhere. The input is in the graph and no leaf, by what was seen at the only
@@ -34,13 +35,15 @@ from noclobber.syntax.writes import WriteSyntax, out_of_place
 def marked_dirty(scene: Scene) -> Iterator[Change]:
     """`ctx.mark_dirty(x)` before the write in a `forward(ctx, x)`; or no write at all, and a new tensor."""
     event = scene.finding.event
+    is_operator = isinstance(event, Undeclared) and event.is_operator
+    who = "operator" if is_operator else "Function"
     for write in scene.writes() if scene.is_refused or isinstance(event, Undeclared) else ():
         file, scope = write.file, write.file.scope(write.statement)
         own = parameters(scope)
-        if not isinstance(scope, FUNCTION) or not own or write.name not in own or own[0] != "ctx":
+        if not isinstance(scope, FUNCTION) or not own or write.name not in own or not (is_operator or own[0] == "ctx"):
             continue
         marks = calls(scope, "mark_dirty")
-        if not marks:
+        if not (marks or is_operator):
             edit = before(file, write.statement, f"{own[0]}.mark_dirty({write.name})")
             cloned = [one for one in returned(scope) if called(one) == "clone" and dotted(owner(one)) == write.name]
             given = [replace(file, one, write.name) for one in cloned]
@@ -50,10 +53,10 @@ def marked_dirty(scene: Scene) -> Iterator[Change]:
             yield from change(title, [edit, *given], 2, is_sound=is_sound)
         if edits := out_of_place(write):
             gone = [remove(file, one) for one in marks]
-            yield from change("let the Function make a new tensor", [*edits, *gone], 3)
+            yield from change(f"let the {who} make a new tensor", [*edits, *gone], 3)
         if not marks:
             copied = cloned_before(file, write.statement, write.name)
-            yield from change("let the Function write into a clone", [copied], 3)
+            yield from change(f"let the {who} write into a clone", [copied], 3)
 
 
 def _gives_it_back(write: WriteSyntax, forward: Function) -> bool:

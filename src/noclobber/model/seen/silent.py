@@ -105,6 +105,11 @@ class Undeclared:
     """The `.apply` line."""
     beside: bool = False
 
+    @property
+    def is_operator(self) -> bool:
+        """Whether an operator wrote, "mine::norm", which has no `ctx`."""
+        return "::" in self.function
+
 
 @dataclass(frozen=True, slots=True)
 class Untracked:

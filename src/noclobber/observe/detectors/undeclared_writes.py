@@ -27,7 +27,7 @@ from noclobber.observe.core.seen.written import SHIFTS, Written
 from noclobber.observe.core.writes import kernel_functions
 from noclobber.observe.describe.clobbers import later_of
 from noclobber.observe.torch_api.autograd import engine_state, graph
-from noclobber.observe.torch_api.dispatch import modes
+from noclobber.observe.torch_api.dispatch import modes, registry
 from noclobber.observe.torch_api.tensors import storages, tensor_state
 from noclobber.observe.witness.digests import Digest, fingerprint
 from noclobber.observe.witness.layout import span_of
@@ -102,7 +102,7 @@ class _Overwritten(NamedTuple):
         if (last := self.last) is not None:
             op, site = last.written.op, site_of(last.place)
             write = replace(write, op=op, site=site, version_before=last.version, version_after=self.version)
-        return Undeclared(self.by, write, site_of(self.place), self.beside)
+        return Undeclared(registry.behind(self.by), write, site_of(self.place), self.beside)
 
 
 def arm(context: Context, way: Way) -> None:

@@ -105,21 +105,19 @@ def _function(event: Undeclared) -> Finding:
     labels = write_label(write, verb="writes the input") + known("create", call, f"{name} is applied here")
     library = inside_label(write.site, f"{writer_in_words(write)} runs here")
     what = name_in_words(write.tensor, "the input")
+    who, saying = ("operator", "by its schema") if event.is_operator else ("Function", "without `mark_dirty`")
+    leave = f"leave the input as it is, and let {name} write a new tensor"
     return account(
-        f"the Function {name} writes its input and does not say so: later gradients leave it out",
+        f"the {who} {name} writes its input and does not say so: later gradients leave it out",
         (*labels, *library),
-        notes=[
-            f"without `mark_dirty`, {what} keeps its old place in the graph: later gradients are as if {name} had not "
-            "run"
-        ],
-        helps=_meanings(event, name),
+        notes=[f"{saying}, {what} keeps its old place in the graph: later gradients are as if {name} had not run"],
+        helps=[Suggestion(leave, cure=Cure.OUT_OF_PLACE)] if event.is_operator else _meanings(event, leave),
     )
 
 
-def _meanings(event: Undeclared, name: str) -> list[Help]:
+def _meanings(event: Undeclared, leave: str) -> list[Help]:
     """The help for a write to an input: declared first, but where the Function returns something else."""
     dirty = "call `ctx.mark_dirty` on the input, and return it"
-    leave = f"leave the input as it is, and let {name} write a new tensor"
     place = place_of(event.write.site)
     returned = list(walk(place.file.scope(place.node), ast.Return)) if place is not None else []
     if place is not None and returned and not any(_may_give(place, write_at(place).name, one) for one in returned):

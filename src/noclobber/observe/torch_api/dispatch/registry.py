@@ -76,6 +76,20 @@ def names_of(function: object) -> list[str]:
     return [f"{base}.{one}" if one else base for one in function._overload_names]
 
 
+_GENERATED = "GeneratedBackwardFor_"
+
+
+def behind(function: str) -> str:
+    """Return the operator, "mine::norm", for which `register_autograd` made a Function of a name; any other name as it
+    is (torch 2.13, _library/autograd.py; tests/observe/detectors/test_undeclared.py)."""
+    of_operator = function.removeprefix(_GENERATED)
+    for name in operator_names() if of_operator != function else ():
+        base, _, last = name.partition(".")
+        if f"{base.replace('::', '_')}_{last or 'default'}" == of_operator:
+            return base
+    return function
+
+
 def is_operator(function: object) -> bool:
     """Return True for an operator with one schema; False for those that take functions (`cond`)."""
     return isinstance(function, torch._ops.OpOverload)
