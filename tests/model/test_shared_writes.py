@@ -63,3 +63,9 @@ def test_what_stays_apart():
 def test_the_order_is_that_in_which_they_were_first_seen():
     findings = [found(3, "Mul"), found(3, "Mul", write=6), found(4, "Exp")]
     assert [one.primary.span.line for one in of_one_write(findings)] == [5, 6]
+
+
+def test_that_a_write_is_refused_for_nothing_comes_last():
+    beside, wrong, elsewhere = found(1, "Mul", write=5), found(1, "Exp", write=5), found(1, "Mul", write=7)
+    beside, elsewhere = (replace(one, code="NC102", message="beside") for one in (beside, elsewhere))
+    assert of_one_write([beside, elsewhere, wrong]) == (elsewhere, wrong, beside)

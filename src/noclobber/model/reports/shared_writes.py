@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from noclobber.model.reports.finding import Finding, Label, Suggestion
+from noclobber.model.source import Span
 
 
 def of_one_write(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings in order, with all findings of one write to one tensor as one.
 
-    `save` stays that of the first. Findings that ask for different changes to the source stay apart.
+    `save` stays that of the first. Findings that ask for different changes to the source stay apart. That PyTorch
+    refuses a write for nothing is told last, where the same write makes another gradient wrong.
     """
     found: list[Finding] = []
     for finding in findings:
@@ -21,7 +23,15 @@ def of_one_write(findings: Iterable[Finding]) -> tuple[Finding, ...]:
                 break
         else:
             found.append(finding)
-    return tuple(found)
+    wrong = {span for one in found if one.code != _FOR_NOTHING for span in _written(one)}
+    return tuple(sorted(found, key=lambda one: one.code == _FOR_NOTHING and not wrong.isdisjoint(_written(one))))
+
+
+_FOR_NOTHING = "NC102"
+
+
+def _written(finding: Finding) -> set[Span]:
+    return {label.span for label in finding.labels if label.role == "write"}
 
 
 def _both(one: Finding, other: Finding) -> Finding | None:
