@@ -30,18 +30,19 @@ def is_read(moved: Moved, sources: Sequence[str]) -> bool:
     return not kept
 
 
-def assignment(moved: Moved, sources: Sequence[str]) -> Span | None:
+def assignment(moved: Moved, sources: Sequence[str], near: Sequence[str]) -> Span | None:
     """Return the statement that sets the value after its first value, or that makes a list longer or shorter; None
     unless the source has exactly one.
 
     One that sets another number than there is now has been followed by a statement that counts. One that sets just what
-    there is now stands for those that set what cannot be read.
+    there is now stands for those that set what cannot be read. The mode of a module is set in many files: of it only
+    those `near` count.
     """
     if moved.replaced:
         return None
     found: list[Span | None] = []
     if not moved.attribute or moved.attribute == _SWITCHED:
-        nodes = _switches(moved, sources) if moved.attribute else _fills(moved, sources)
+        nodes = _switches(moved, near) if moved.attribute else _fills(moved, sources)
         found += [file.span(file.statement(node) or node) for file, node in nodes]
         return found[0] if len(found) == 1 else None
     is_argument = not moved.rebound and _is_argument(moved, sources)

@@ -183,7 +183,8 @@ def _is_only_counted(drift: Drift, write: Write) -> bool:
 
 def _differs(drift: Drift, moved: list[Moved]) -> Finding:
     """The finding for a plain value that differs in the second run, the first of `moved`."""
-    one, span = moved[0], assignment(moved[0], drift.sources)
+    near = dict.fromkeys(site.span().path for site in (drift.region, drift.read.site) if site is not None)
+    one, span = moved[0], assignment(moved[0], drift.sources, tuple(near))
     again = "when backward runs it again"
     headline = f"`{one.name}`, which a checkpointed region reads, is {one.now} {again} and was {one.was} in forward"
     if drift.raised:
