@@ -156,6 +156,13 @@ def test_the_message_that_names_an_innocent_producer_is_passed_over() -> None:
     assert len(finding.notes) == 1
 
 
+def test_what_is_read_after_an_in_place_module_changes_with_it() -> None:
+    program = Program("y = h**2\nz = self.act(h)\nloss = y + z + h\nloss.backward()\n")
+    finding = found(program, "h**2", "self.act(h)", op="aten::relu_")
+    said = "build this module with `inplace=False`; what reads `h` below then gets its old value"
+    assert said in helped(finding)
+
+
 CAUSES = [
     ("h.relu_()", "aten::relu_", {}, "let `relu` write a new tensor", "h = h.relu()"),
     ("F.relu(h, inplace=True)", "aten::relu_", {}, "let `relu` write a new tensor", "h = F.relu(h)"),

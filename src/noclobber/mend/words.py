@@ -21,7 +21,7 @@ from noclobber.rules.shared.labels import later, same_line
 from noclobber.rules.shared.stepping import inside_backward, spelled_call
 from noclobber.rules.shared.wording import is_custom, name_in_words, op_in_words
 from noclobber.rules.shared.writetext import by_iteration, fills_by_loop, is_rebindable, passing_through, write_of
-from noclobber.syntax.names import called, calls, dotted, gone_through, is_read_again, keyword
+from noclobber.syntax.names import called, calls, dotted, gone_through, is_read_again, is_read_below, keyword, targets
 from noclobber.syntax.writes import (
     Form,
     WriteSyntax,
@@ -133,7 +133,7 @@ class _Words:
     def _of_library(self, call: Site) -> tuple[Suggestion, ...]:
         """The help for a write inside a library: it is about the program's own line, which calls the library."""
         if self.op in _ACTIVATIONS:
-            return (Suggestion("build this module with `inplace=False`", cure=Cure.FLAG),)
+            return (self._of_module(),)
         what, event = spelled_call(call, "the call"), self.finding.event
         read = event.read.site if isinstance(event, Clobber) else None
         below = read is not None and read.code is call.code and call.lasti < read.lasti and read.line > call.line
@@ -152,6 +152,14 @@ class _Words:
             Suggestion(f"move {what} {after}"),
             Suggestion("or run the forward after it, so that backward reads the new values"),
         )
+
+    def _of_module(self) -> Suggestion:
+        """The help for a module that works in place. What it is given may be read below as what it has made of it."""
+        call, row = self.text.node, self.text.statement
+        name = dotted(call.args[0]) if isinstance(call, ast.Call) and call.args else ""
+        is_read = name not in ("", *map(dotted, targets(row))) and is_read_below(self.text.file, name, row)
+        kept = f"; what reads `{name}` below then gets its old value" if is_read else ""
+        return Suggestion(f"build this module with `inplace=False`{kept}", cure=Cure.FLAG)
 
     def _of_weights(self) -> tuple[Suggestion, ...]:
         if is_average(self.text.statement):
@@ -196,10 +204,8 @@ class _Words:
             words = f"`{name}` is a part of it, and a new tensor for `{name}` alone would not reach it"
             return Suggestion(f"make a new `{whole}` out of place: {words}", cure=Cure.OUT_OF_PLACE)
         if self.form is Form.FLAG or op in _ACTIVATIONS:
-            words = (
-                "build this module with `inplace=False`" if is_call else f"let `{op.rstrip('_')}` write a new tensor"
-            )
-            return Suggestion(words, cure=Cure.FLAG)
+            words = f"let `{op.rstrip('_')}` write a new tensor"
+            return self._of_module() if is_call else Suggestion(words, cure=Cure.FLAG)
         if self._may_be_bound():
             saved = self.finding.save
             leaves = is_guarded(text.file, text.statement) and not (saved is not None and saved.is_constant)
