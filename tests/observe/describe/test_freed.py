@@ -1,10 +1,13 @@
 """Which graph a second backward finds freed: its own, a part that two losses share, or that of an earlier iteration."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.utils import parametrize
 
 import noclobber
+from noclobber.mend.cures import candidates
 
 SAME = "second backward through a graph that the first one has freed"
 SHARED = "backward reaches into a part of the graph that another backward has freed"
@@ -132,7 +135,10 @@ def test_a_parametrized_weight_that_is_cached_over_two_backwards():
                     h = torch.tanh(1 + layer(h))
                 h.sum().backward()
 
-    (help,) = finding_of(program).suggestions
+    finding = finding_of(program)
+    (help,) = finding.suggestions
+    tried = [edit.replacement for one in candidates(finding, lambda path: Path(path).read_text()) for edit in one.edits]
+    assert not any("retain_graph" in one for one in tried)
     assert "enter `parametrize.cached()` anew for each backward" in help.message
 
     def mended():

@@ -103,7 +103,7 @@ def _explained(event: Refusal) -> Finding:
             event, "a saved tensor is read after backward has freed it", ["read it before backward, or keep a copy"], ""
         )
     if event.is_cached:
-        return _finding(replace(event, carried=()), _HEADLINES[None], [_UNCACHED], _CACHED)
+        return _finding(replace(event, carried=()), _HEADLINES[None], [_UNCACHED], _CACHED, Cause.CARRIED)
     repeated = event.repeated_root
     is_of_library = event.written is not None and event.written.inside is not None
     if not is_of_library and write_of(event.written).form in (Form.CALL, Form.OTHER):
