@@ -24,7 +24,7 @@ SAVED_UP = 0.25
 """Unused seconds of comparing that may be kept for later."""
 AT_FIRST = 0.05
 """Seconds of comparing that are available at the start."""
-_MOST_DEAR = 16
+_MOST_DEAR = 4
 """How many stretches in a row may take longer than there is time for: no more are looked at after a line."""
 _BYTES_A_SECOND = 5e9
 """The guessed speed of a comparison, until the first one has been timed."""
