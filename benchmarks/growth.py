@@ -135,6 +135,23 @@ def steps(count: int) -> Step:
     return step
 
 
+def arrays(count: int) -> Step:
+    """Steps of an episode. What each computes is saved, and numpy gets its memory and keeps it to the end."""
+    weight = (torch.randn(WIDTH, WIDTH) / WIDTH).requires_grad_()
+    state = torch.randn(1, WIDTH)
+
+    def step() -> None:
+        total, kept = weight.sum(), []
+        for _ in range(count):
+            chances = (state @ weight).softmax(-1)
+            kept.append(chances.detach().numpy())
+            total = total + chances[0, int(kept[-1].argmax())].log()
+        total.backward()
+        weight.grad = None
+
+    return step
+
+
 def threads(count: int) -> Step:
     """Threads, each with 20 layers of its own, which wait for each other before they run backward."""
     models = [
@@ -180,6 +197,7 @@ PROGRAMS = {
                          ("preserve",), rows_apart),
     "views": Program("views of one base", views, 20, 640),
     "steps": Program("steps of one graph", steps, 10, 640),
+    "arrays": Program("steps of one graph, each handed to numpy", arrays, 20, 640),
     "threads": Program("threads", threads, 1, 16),
 }  # fmt: skip
 

@@ -1,7 +1,10 @@
 """Sparse tensors: their values lie in memory that is written as any other."""
 
+import random
+
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from tests.observe.hearing import bare, hear, is_marked
 
@@ -90,3 +93,56 @@ def test_what_changes_no_value_is_quiet(layout, write):
     heard, gradient = hear(of(layout, write))
     assert torch.equal(gradient, bare(of(layout, a_clone)))
     assert heard.clobbers == heard.events == heard.failures == []
+
+
+def write_values(matrix, draw):
+    """Write the values of a matrix, or a part of them, as programs do. Some of that changes nothing."""
+    values = matrix.detach().values()[draw.randint(0, 2) :]
+    draw.choice([
+        lambda: values.mul_(1.5),
+        lambda: values.data.mul_(1.5),
+        lambda: values.numpy().__imul__(1.5),
+        lambda: values.data.mul_(1.0),
+        lambda: matrix.clone().detach().values().mul_(3),
+    ])()  # fmt: skip
+
+
+def at_random(seed):
+    """A few products with a sparse matrix, and writes to it before and after them."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    dense = (torch.rand(4, 4) > 0.5) * torch.rand(4, 4) + torch.eye(4)
+    matrix = dense.to_sparse_coo().coalesce() if draw.random() < 0.5 else dense.to_sparse_csr()
+    learned = matrix.detach().requires_grad_() if draw.random() < 0.3 else matrix
+    w = torch.randn(4, 2, requires_grad=True)
+    h, total = w, w.sum()
+    for _ in range(draw.randint(2, 5)):
+        kind = draw.randint(0, 4)
+        if kind < 2:
+            h = learned @ h
+        elif kind == 2:
+            h = h.tanh()
+        else:
+            write_values(learned, draw)
+        total = total + h.sum()
+    (total + h.pow(2).sum()).backward()
+    return [w.grad, *([] if learned.grad is None else [learned.grad.to_dense()])]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_what_makes_a_gradient_wrong_is_found_and_nothing_else(seed):
+    def result():
+        try:
+            return at_random(seed)
+        except RuntimeError as error:
+            return str(error)
+
+    (heard, ours), alone = hear(result), result()
+    with saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor):
+        right = result()
+    if isinstance(alone, str):
+        assert ours == alone
+        assert heard.clobbers
+    else:
+        assert all(map(torch.equal, ours, alone))
+        assert bool(heard.clobbers) == (not all(map(torch.equal, alone, right)))
