@@ -27,6 +27,7 @@ from noclobber.observe.witness.witness import Witness
 
 _MOST = 64
 """Memories that are known at a time."""
+_MOST_PLACES = 256
 _SETTING = tuple(f"aten::_foreach_{name}_" for name in ("zero", "clamp_min", "clamp_max", "minimum", "maximum"))
 """Operators for lists of tensors that leave the same when they run twice."""
 _COMPUTING = tuple(f"aten::{name}_" for name in ("mul", "div", "add", "sub", "neg", "pow"))
@@ -95,7 +96,7 @@ class SharedGradients:
         first = () if this in shared.written else shared.places
         shared.written.add(this)
         if first:
-            if written.op not in _COMPUTING or place in self._looked_at:
+            if written.op not in _COMPUTING or place in self._looked_at or len(self._looked_at) == _MOST_PLACES:
                 return None
             self._looked_at.add(place)
         elif written.op in _SETTING:
