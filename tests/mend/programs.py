@@ -936,6 +936,22 @@ def run():
         y = h.exp().sin().cos()
     (y.sum() + (x @ w).sum()).backward()
 """,
+    "a pack hook that fills its slots in turn, beside an unpack hook without a name": """
+slots = [torch.empty(4, 3, dtype=torch.float64) for _ in range(2)]
+turns = []
+def pack(saved):
+    if saved.shape != (4, 3):
+        return saved
+    turns.append(saved)
+    slot = slots[len(turns) % 2]
+    slot.copy_(saved)
+    return slot
+def run():
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        h = x * 2
+        y = h.exp().sin().cos()
+    (y.sum() + (x @ w).sum()).backward()
+""",
     "a Function whose backward gives what it writes another name": """
 class Gate(torch.autograd.Function):
     @staticmethod

@@ -226,11 +226,12 @@ def packed_apart(scene: Scene) -> Iterator[Change]:
             yield Change("let the pack hook return memory of its own", edits, 1, Cure.CLONE_VALUE, is_sound=True)
 
 
-def _hooks(file: File, pack: Function) -> list[Function]:
+def _hooks(file: File, pack: Function) -> list[Function | ast.Lambda]:
     """The two functions that the file gives `saved_tensors_hooks`, if one of them is this one and both are its own."""
     given = [one for one in calls(file.tree, "saved_tensors_hooks") if last_name(one.args[0]) == pack.name]
     names = {last_name(one) for each in given for one in each.args}
-    found = [one for one in functions(file.tree) if one.name in names]
+    found: list[Function | ast.Lambda] = [one for one in functions(file.tree) if one.name in names]
+    found += [one for each in given for one in each.args if isinstance(one, ast.Lambda)]
     return found if len(given) == 1 and len(found) == len(given[0].args) == 2 else []
 
 
