@@ -937,10 +937,10 @@ def run():
     (y.sum() + (x @ w).sum()).backward()
 """,
     "a pack hook that fills its slots in turn, beside an unpack hook without a name": """
-slots = [torch.empty(4, 3, dtype=torch.float64) for _ in range(2)]
+slots = [torch.empty(3, 4, dtype=torch.float64) for _ in range(2)]
 turns = []
 def pack(saved):
-    if saved.shape != (4, 3):
+    if saved.shape != (3, 4):
         return saved
     turns.append(saved)
     slot = slots[len(turns) % 2]
