@@ -222,6 +222,7 @@ def _seen_by_hooks(text):
     text = text.replace("gradient = handed", "gradient = handed.clone()").replace("ctx.a = a", "ctx.a = a.clone()")
     text = text.replace("ctx.plan, ctx.by = plan,", "ctx.plan, ctx.by = plan.clone(),")
     text = text.replace("return slot, saved.shape", "return saved.detach().clone(), saved.shape")
+    text = text.replace("    return slot\n", "    return saved.detach().clone()\n")
     text = text.replace("slope = s.mul_(1 - s)", "slope = s * (1 - s)").replace(
         "from torch.utils.checkpoint import checkpoint",
         "def checkpoint(region, *given, use_reentrant):\n    return region(*given)",
