@@ -81,8 +81,9 @@ def meet(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: R
 
 
 def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: Record) -> None:
-    """Raise ClobberError if a write is about to change bytes of these saves that are still as they were saved."""
-    struck = [handle for handle in handles if touch(geometry(handle.alias), noted.geometry) and _is_intact(handle)]
+    """Raise ClobberError if a write is about to change bytes of these saves. One that fills what the program has freed
+    does not."""
+    struck = [handle for handle in handles if touch(geometry(handle.alias), noted.geometry) and not _fills(handle)]
     # What a policy keeps is left to the second run of its region, which may compute the same from changed bytes.
     found = [clobbers.clobber_to_come(one, tensor, noted) for one in struck if one.unchecked != "policy"]
     if found:
@@ -92,11 +93,11 @@ def _stop(context: Context, handles: list[Handle], tensor: torch.Tensor, noted: 
         raise error
 
 
-def _is_intact(handle: Handle) -> bool:
-    """Return False if a program that freed the memory of a save is about to fill it again."""
+def _fills(handle: Handle) -> bool:
+    """Return True if this is the first write to the memory of a save since the program freed that."""
     suspect = handle.suspected()
     freed, suspect.freed = suspect.freed, False
-    return not freed and (handle.digest is None or same(handle.digest, fingerprint(handle.alias)))
+    return freed
 
 
 def _entering(handles: list[Handle], tensor: torch.Tensor) -> After:
