@@ -93,6 +93,7 @@ class AskedInputs:
 
     def arm(self, way: Way) -> None:
         """Look at writes while the program has forward hooks."""
+        self._until = min(self._until, engine_state.next_node())  # another thread may have numbered more nodes
         self._looking, self._looks, self._misses = way.entry(self._look), False, hook_stack.program_hooks() != _known
         for name in ("register_forward_hook", "register_forward_pre_hook"):
             way.after(torch.nn.Module, name, self._registered)
