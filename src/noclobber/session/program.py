@@ -163,7 +163,8 @@ def _unpacked(loader: SourcelessFileLoader, shown: str) -> CodeType:
         code = loader.get_code("__main__")
     except (ImportError, EOFError, ValueError, TypeError) as error:
         raise NotAProgram(f"`{shown}` is not a compiled program: {error}") from None
-    assert code is not None  # a loader of one file has no other
+    if code is None:
+        raise NotAProgram(f"`{shown}` is not a compiled program")
     return code
 
 

@@ -346,6 +346,14 @@ def retained_after_the_write():
     net.out(h).sum().backward()
 
 
+def retained_beside_the_backward():
+    net = Block()
+    h = net.norm(net.lin(X))
+    h.retain_grad()
+    net.act(h)
+    net.lin(X).sum().backward()
+
+
 def without_gradients():
     net, kept = Block(), []
     net.norm.register_forward_hook(lambda module, inputs, output: kept.append(output))
@@ -382,8 +390,8 @@ def the_new_value_by_name():
 @pytest.mark.parametrize(
     "program",
     [
-        kept_as_copies, kept_nothing, replaced_by_a_clone, retained, retained_after_the_write, without_gradients,
-        of_an_earlier_pass, added_to, the_new_value_by_name,
+        kept_as_copies, kept_nothing, replaced_by_a_clone, retained, retained_after_the_write,
+        retained_beside_the_backward, without_gradients, of_an_earlier_pass, added_to, the_new_value_by_name,
     ],
 )  # fmt: skip
 def test_what_is_right(program):

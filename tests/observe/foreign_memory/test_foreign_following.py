@@ -116,6 +116,28 @@ def test_comparing_takes_about_a_fifth_of_the_time_at_most(monkeypatch):
     assert len(found.writes) == 1
 
 
+def test_what_is_being_compared_is_watched_meanwhile(monkeypatch):
+    """Another thread that finds nothing to compare ends the following of lines."""
+    compare, meanwhile = byte_monitor.ByteMonitor._compare, []
+
+    def comparing(monitor, *args):
+        meanwhile.append(bool(monitor))
+        return compare(monitor, *args)
+
+    monkeypatch.setattr(byte_monitor.ByteMonitor, "_compare", comparing)
+
+    def program():
+        w = torch.ones(3)
+        y, a = kept(w), w.numpy()
+        for _ in range(5):
+            a[0] = 1
+        y.backward()
+
+    watched(program)
+    assert meanwhile
+    assert all(meanwhile)
+
+
 def followed(array):
     def called(value):
         array[0] = value

@@ -102,7 +102,7 @@ class _Overwritten(NamedTuple):
         if (last := self.last) is not None:
             op, site = last.written.op, site_of(last.place)
             write = replace(write, op=op, site=site, version_before=last.version, version_after=self.version)
-        return Undeclared(registry.behind(self.by), write, site_of(self.place), self.beside)
+        return Undeclared(registry.operator_behind(self.by), write, site_of(self.place), self.beside)
 
 
 def arm(context: Context, way: Way) -> None:

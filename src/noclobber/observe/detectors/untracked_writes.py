@@ -4,7 +4,7 @@ what they wrote."""
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -213,7 +213,7 @@ class UntrackedWrites:
         """The leaves that got their first values from a graph."""
         self._passed: deque[_Target] = deque(maxlen=_MOST)
         """The tensors that the gradient is meant to pass unchanged."""
-        self._emptied: dict[int, storages.StorageRef] = {}
+        self._emptied: OrderedDict[int, storages.StorageRef] = OrderedDict()
         """The storages whose memory the program freed, to fill it again itself, by identity."""
 
     def arm(self, way: Way) -> None:
@@ -260,7 +260,7 @@ class UntrackedWrites:
     def emptied(self, storage: torch.UntypedStorage) -> None:
         self._emptied[storage._cdata] = storages.ref_of(storage)
         if len(self._emptied) > _MOST_EMPTIED:
-            self._emptied.pop(next(iter(self._emptied)), None)
+            self._emptied.popitem(last=False)
 
     def before(
         self, written: Written, tensor: torch.Tensor, key: int, frame: FrameType

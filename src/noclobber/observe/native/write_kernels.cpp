@@ -21,16 +21,13 @@ struct KeyOff {
   Overwriting *above;
 };
 
-void pass_below(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
-  handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
-}
-
 void pass_to_python(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
-  if (!handle.hasKernelForDispatchKey(KEY_OF_PYTHON)) { // Python ends while daemon threads still run
-    return pass_below(handle, keys, stack);
-  }
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
   handle.redispatchBoxed(below | c10::DispatchKeySet(KEY_OF_PYTHON), stack);
+}
+
+void pass_below(const c10::OperatorHandle &handle, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+  handle.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY_OF_PYTHON), stack);
 }
 
 // Returns the tensors that an operator which raised was given, as a tuple; None if they are not known. PyTorch takes the

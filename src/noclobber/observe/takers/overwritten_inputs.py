@@ -6,6 +6,7 @@ what they hold when the write happens is what the next module overwrites, and wh
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import gc
 import sys
@@ -65,7 +66,7 @@ def arm(context: Context, way: Way) -> None:
         return context.bus.at_end(found)
 
     context.calls.special.watch(way, lambda backward: begin(backward, backward.inputs))
-    context.calls.watch(way, lambda backward: begin(backward, asked.overwritten_since()), among=asked.retained)
+    context.calls.watch(way, lambda backward: begin(backward, asked.overwritten_in(backward)), among=asked.retained)
 
 
 _hooked: dict[int, ref[torch.nn.Module]] = {}
@@ -93,7 +94,6 @@ class AskedInputs:
 
     def arm(self, way: Way) -> None:
         """Look at writes while the program has forward hooks."""
-        self._until = min(self._until, engine_state.next_node())  # another thread may have numbered more nodes
         self._looking, self._looks, self._misses = way.entry(self._look), False, hook_stack.program_hooks() != _known
         for name in ("register_forward_hook", "register_forward_pre_hook"):
             way.after(torch.nn.Module, name, self._registered)
@@ -141,20 +141,22 @@ class AskedInputs:
                 self._held.append(_Held(tensor_state.Weak(one), sum(each is one for each in holding), noted))
 
     def _retains(self, _: object, tensor: torch.Tensor) -> None:
-        if (made := graph.maker_of(tensor)) is not None:
+        if (made := graph.made_or_base_of(tensor)) is not None:
             self.retained.append((tensor_state.Weak(tensor), made._sequence_nr()))
 
-    def overwritten_since(self) -> list[torch.Tensor]:
-        """Return the tensors that another node has made since `retain_grad()`. PyTorch then keeps the gradient of the
-        new value (torch 2.13; tests/observe/detectors/test_hook_kept.py)."""
-        found = []
+    def overwritten_in(self, backward: Backward) -> list[torch.Tensor]:
+        """Return the tensors that another node has made since `retain_grad()`, which a backward call goes through.
+        PyTorch then keeps the gradient of the new value (torch 2.13; tests/observe/detectors/test_hook_kept.py)."""
+        found = list[tuple[torch.Tensor, object]]()
         for entry in list(self.retained):
             tensor, number = entry[0](), entry[1]
             if tensor is None:
-                self.retained.remove(entry)
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self.retained.remove(entry)
             elif (made := graph.made_or_base_of(tensor)) is not None and made._sequence_nr() != number:
-                found.append(tensor)
-        return found
+                found.append((tensor, made))
+        nodes = set(graph.walk(graph.roots_of(backward.outputs))) if found else set()
+        return [tensor for tensor, made in found if made in nodes]
 
     def write_to(self, tensor: object, inputs: Sequence[object]) -> Record | None:
         """Return the write after which a gradient with respect to a tensor is not what the program asks for.

@@ -188,7 +188,7 @@ class Suspect:
     kept: torch.Tensor | None = None
     """A copy of the bytes from before the first write that changes them; None if there is none."""
     freed: bool = False
-    """Whether the program has freed the memory, and has not written there since."""
+    """Whether the program has freed the memory, and no write has been let through since that would be stopped else."""
     spared: bool = False
     """Whether, while bytes are preserved, writes moved the version but changed no bytes of the save."""
     theirs: native_saves.Save | None = None

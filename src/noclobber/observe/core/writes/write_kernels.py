@@ -29,8 +29,6 @@ _known: set[str] = set()
 _foreign: dict[str, torch.FunctionSchema] = {}
 """The schemas of those that are not PyTorch's own. When a library is gone, another may define the name differently."""
 _libraries: dict[str, Any] = {}
-_passed_over: list[object] = []
-"""Holds that operators without a kernel skip the key."""
 kernels: list[tuple[str, str]] = []
 """The overloads that have a kernel, as ("aten", "add_.Tensor")."""
 _scanned: tuple[int, ...] = ()
@@ -57,9 +55,10 @@ def connect(context: Context, before: Before) -> None:
     them, and PyTorch's dispatch is as fast as before (measured: +0 ns).
     """
     kernel_functions.tell((context, before))
-    if not _passed_over:
+    if "_" not in _libraries:
         with _unwarned():
-            _passed_over.append(registry.pass_over(spare_key.KEY_NAME))
+            _libraries["_"] = registry.lasting("_")
+            _libraries["_"].fallback(spare_key.KEY_NAME, torch.library.fallthrough_kernel, False)
             spare_key.let_through()
     for name in tuple(_foreign):
         look_at(name)
@@ -131,15 +130,9 @@ def _register(name: str, schema: torch.FunctionSchema, *, replaces: bool) -> Non
         kernel = kernel_functions.comparing(registry.handle(name), schema.name)
     else:
         return
-    library = _libraries.get(namespace) or _libraries.setdefault(namespace, registry.library(namespace))
+    library = _libraries.get(namespace) or _libraries.setdefault(namespace, registry.lasting(namespace))
     native = _enroll is not None and not compared and _is_usual(schema, written)
-    library.impl(
-        rest,
-        kernel,
-        spare_key.LOWER_KEY_NAME if native else spare_key.KEY_NAME,
-        with_keyset=compared,
-        allow_override=True,
-    )
+    library.impl(rest, spare_key.LOWER_KEY_NAME if native else spare_key.KEY_NAME, kernel, compared)
     if native and _enroll is not None:
         _enroll(name, written or (schema.name if makes_many_views(schema) else ""))
     if not replaces:

@@ -150,19 +150,27 @@ class ByteMonitor:
         dear, until = 0, begin + self._credit
         with modes.plain():
             for _ in range(len(self._watched)):
-                if now >= until or dear == _MOST_DEAR or not self._watched:
+                if now >= until or dear == _MOST_DEAR or (turn := self._next()) is None:
                     break
-                name, stretch = self._watched.popitem(last=False)
+                name, stretch = turn
                 if stretch.cost > until - now:
-                    self._watched[name] = stretch
                     dear += 1
                     continue
-                if self._compare(stretch, place):
-                    self._watched[name] = stretch
+                if not self._compare(stretch, place):
+                    self._watched.pop(name, None)
                 before, now = now, perf_counter()
                 stretch.cost = now - before
         self._credit -= now - begin
         return bool(self._watched)
+
+    def _next(self) -> tuple[Name, Stretch] | None:
+        """Return the stretch that waits longest for its turn, and give it the last place; None if there is none."""
+        while self._watched:
+            with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # another thread has changed them
+                name = next(iter(self._watched))
+                self._watched.move_to_end(name)
+                return name, self._watched[name]
+        return None
 
     def change(self, handle: Handle, here: Place | None) -> ChangedBytes | None:
         """Return where the bytes of a save that is being read changed; None if that is not known."""

@@ -28,15 +28,14 @@ def library(namespace: str) -> Any:
     return make(namespace, "IMPL")
 
 
-def pass_over(key: str) -> object:
-    """Let all operators without a kernel of their own skip a key, as long as what is returned is there.
+def lasting(namespace: str) -> Any:
+    """Return what registers kernels for the operators of a namespace, by `impl(name, key, kernel, with_keyset)`. They
+    stay as long as it is there.
 
-    A torch.library.Library ends before Python does, while a daemon thread may still run operators (torch 2.13;
-    tests/observe/core/test_threads.py).
+    Those of a torch.library.Library go before Python does, while a daemon thread may still run operators (torch 2.13;
+    tests/cli/test_parity_ends.py).
     """
-    registered = _registrations("IMPL", "_", "", __file__, 0)
-    registered.fallback(key, torch.library.fallthrough_kernel, False)
-    return registered
+    return _registrations("IMPL", namespace, "", __file__, 0)
 
 
 def takes_numbers(operator: str) -> bool:
@@ -79,7 +78,7 @@ def names_of(function: object) -> list[str]:
 _GENERATED = "GeneratedBackwardFor_"
 
 
-def behind(function: str) -> str:
+def operator_behind(function: str) -> str:
     """Return the operator, "mine::norm", for which `register_autograd` made a Function of a name; any other name as it
     is (torch 2.13, _library/autograd.py; tests/observe/detectors/test_undeclared.py)."""
     of_operator = function.removeprefix(_GENERATED)
