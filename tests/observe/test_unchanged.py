@@ -263,3 +263,28 @@ def test_a_subclass_is_asked_nothing_more_where_its_data_is_read():
     bare = read()
     with noclobber.watch():
         assert len(read()) == len(bare) == 1
+
+
+FIRST = """
+import gc, weakref
+import torch, noclobber
+class Held:
+    pass
+def train():
+    held = Held()
+    with noclobber.{}():
+        torch.ones(2, requires_grad=True).exp().sum().backward()
+    return weakref.ref(held)
+held = train()
+gc.collect()
+print(held() is None)
+"""
+
+
+@pytest.mark.parametrize("pure", ["0", "1"])
+@pytest.mark.parametrize("mode", ["watch", "install", "preserve"])
+def test_the_first_block_keeps_nothing_of_the_function_around_it(mode, pure):
+    """In a process of its own: what is looked for once, as the native part is, is looked for there."""
+    words = [sys.executable, "-c", FIRST.format(mode)]
+    run = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "NOCLOBBER_PURE": pure}, check=True)
+    assert run.stdout == "True\n"

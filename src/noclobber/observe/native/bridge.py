@@ -171,22 +171,22 @@ class Bridge(HotPath):
 
 
 _bridge: Bridge | None = None
-_without: NotNative | None = None
-"""Why there is no bridge, once it was tried."""
+_without = ""
+"""Why there is no bridge, once it was tried. No exception: its frames would keep what the program holds in them."""
 
 
 def connect(context: Context) -> None:
     """Load the native part if there is one, before the first kernel is registered. Once in a process."""
     global _bridge, _without
-    if _bridge is not None or _without is not None:
+    if _bridge is not None or _without:
         return
     try:
         _bridge = Bridge(load(), context)
         write_kernels.take_first(_bridge.enroll)
     except NotNative as reason:
-        _without = reason
+        _without = str(reason)
     except Exception as failure:
-        _bridge, _without = None, NotNative(f"cannot be used: {lost('', failure).why}")
+        _bridge, _without = None, f"cannot be used: {lost('', failure).why}"
 
 
 def begin(context: Context) -> None:
@@ -198,7 +198,7 @@ def begin(context: Context) -> None:
         try:
             _bridge.test()
         except Exception as failure:
-            _bridge, _without = None, NotNative(f"its self-test has failed: {lost('', failure).why}")
+            _bridge, _without = None, f"its self-test has failed: {lost('', failure).why}"
             return
         digests.of_usual = _bridge.fingerprint
         storages.key_of_usual, storages.ref_of_usual = _bridge.storage_key, _bridge.storage_ref
@@ -224,7 +224,7 @@ def forget(context: Context) -> None:
 
 def why_not() -> str:
     """Return why there is no native part; empty if there is one, or if nothing was armed yet."""
-    return str(_without or "")
+    return _without
 
 
 class _Gone:
